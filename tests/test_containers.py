@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, UserDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -232,3 +232,120 @@ def test_a_change_that_was_not_foreseen_is_refused(front_end: str, tmp_path: Pat
         aotpack.build(
             nested, CASES["a key of a dictionary inside"]()[1], out=tmp_path / "m", targets=("portable",), front_ends=(front_end,)
         )
+
+
+# ---------------------------------------------------------------- arguments that are objects
+
+
+@dataclass
+class Batch:
+    x: Tensor
+    scale: Any = None
+    signs: Any = field(init=False)
+    runs: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        type(self).runs += 1
+        self.signs = self.x.detach().sign()
+
+    def scaled(self) -> Tensor:
+        return self.x if self.scale is None else self.x * self.scale
+
+
+class Batched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, batch: Batch, more: list[Batch]) -> Any:
+        more[0].x.mul_(2)
+        return self.layer(batch.scaled()) * batch.signs + more[0].x
+
+
+@pytest.mark.parametrize("front_end", ["dynamo", "export", "trace"])
+def test_a_dataclass_is_an_argument(tmp_path: Path, front_end: str) -> None:
+    """It needs no registration, before or after, and its ``__post_init__`` does not run again."""
+    model = Batched()
+    aotpack.build(
+        model,
+        (Batch(torch.ones(2, 3, requires_grad=True)), [Batch(torch.ones(3))]),
+        out=tmp_path / "x",
+        targets=("portable",),
+        front_ends=(front_end,),
+    )
+    assert Batch not in pytree.SUPPORTED_NODES
+    loaded = aotpack.load(tmp_path / "x")
+    found: list[Any] = []
+    expected: list[Any] = []
+    for called, seen in ((model, expected), (loaded, found)):
+        batch, more = Batch(torch.arange(6.0).view(2, 3).requires_grad_()), [Batch(torch.ones(3))]
+        Batch.runs = 0
+        result = called(batch, more)
+        assert Batch.runs == 0
+        result.sum().backward()
+        seen += [result, batch.x.grad, more[0].x, called.layer.weight.grad]
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(InputError, match=r"batch\.scale"):
+        loaded(Batch(torch.ones(2, 3), 2.0), [Batch(torch.ones(3))])
+
+
+def test_a_dataclass_that_is_returned_is_the_callers(tmp_path: Path) -> None:
+    """It is handed back as it is, and one that the model writes to is refused."""
+
+    def renamed(batch: Batch) -> Tensor:
+        batch.scale = 2
+        return batch.x * 2
+
+    aotpack.build(lambda batch: (batch.x * 2, batch), (Batch(torch.ones(3)),), out=tmp_path / "x", targets=("portable",))
+    given = Batch(torch.ones(3))
+    assert aotpack.load(tmp_path / "x")(given)[1] is given
+    with pytest.raises(UnsupportedError, match=r"batch: a test_containers\.Batch, is changed"):
+        aotpack.build(renamed, (given,), out=tmp_path / "x", targets=("portable",))
+
+
+def test_a_field_that_was_none_is_none_at_every_call(tmp_path: Path) -> None:
+    """A registered dataclass has no leaf for it, so a value would be ignored."""
+    model = FieldsOf()
+    aotpack.build(model, (Maybe(torch.ones(3)),), out=tmp_path / "x", targets=("portable",))
+    loaded = aotpack.load(tmp_path / "x")
+    torch.testing.assert_close(loaded(Maybe(torch.ones(3))), torch.ones(3))
+    torch.testing.assert_close(loaded({"x": torch.ones(3), "mask": None}), torch.ones(3))
+    for given in (Maybe(torch.ones(3), torch.ones(3)), {"x": torch.ones(3), "mask": torch.ones(3)}):
+        with pytest.raises(InputError, match=r"record\.mask: was None in the example, got a Tensor"):
+            loaded(given)
+
+
+@dataclass
+class Maybe:
+    x: Tensor
+    mask: Any = None
+
+
+pytree.register_dataclass(Maybe)
+
+
+class FieldsOf(nn.Module):
+    def forward(self, record: Maybe) -> Tensor:
+        return record.x if record.mask is None else record.x * record.mask
+
+
+class Plain:
+    def __init__(self) -> None:
+        self.alpha = 2.0
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (Plain(), r"options: is a test_containers\.Plain\n.*attribute of the model"),
+        ([1, slice(2)], r"options\[1\]: is a builtins\.slice"),
+        (torch.float64, r"options: is a torch\.dtype"),
+        (UserDict(x=1), r"options: is a collections\.UserDict\nPass dict\(batch\)"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(tmp_path: Path, given: Any, words: str) -> None:
+    def model(x: Tensor, options: Any) -> Tensor:
+        return x * 2
+
+    with pytest.raises(UnsupportedError, match=words):
+        aotpack.build(model, (torch.ones(3), given), out=tmp_path / "x", targets=("portable",))

@@ -13,6 +13,7 @@ from aotpack_loader.errors import UnsupportedError
 from aotpack_loader.format import schema
 
 from .._torch.aot_autograd import tree_children
+from .._torch.api.argument_records import is_leaf_outside_builds
 from ..capture.returned import Opened
 from ..origin import class_name
 
@@ -64,7 +65,7 @@ def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:
     shown = spec.context if isinstance(spec.context, type) else kind
     name = class_name(shown)
     sort = "tuple" if _is_tuple(spec) else "mapping" if isinstance(kind, type) and issubclass(kind, Mapping) else "object"
-    return schema.RecordNode(name, fields, items, sort, nones), paths  # type: ignore[arg-type]
+    return schema.RecordNode(name, fields, items, sort, nones, is_leaf_outside_builds(kind)), paths  # type: ignore[arg-type]
 
 
 def _is_tuple(spec: Any) -> bool:

@@ -27,6 +27,7 @@ from aotpack_loader.trust import decide_trust, record_built
 from .. import __version__
 from .._torch import decompositions
 from .._torch.aot_autograd import Decompositions
+from .._torch.api.argument_records import open_dataclasses
 from .._torch.api.fake_tensors import free_sizes
 from .._torch.api.recurrent import own_gru, recurrent_layers
 from .._torch.fixes.applying import apply_fixes, fix_table, record_of_fixes
@@ -168,7 +169,8 @@ def build(
     if tune:
         finish.tune(run, chosen)
     warmed = _warmed(run, model, args, kwargs, options)
-    with eased(), warmed as model, free_sizes(), _sizes_fixed(), own_gru(), layers, BlobStore(out) as store:
+    opened = open_dataclasses((args, kwargs))
+    with eased(), opened, warmed as model, free_sizes(), _sizes_fixed(), own_gru(), layers, BlobStore(out) as store:
         context = traced_methods.start(
             run, traced_methods.Example(model, args, kwargs, dynamic_shapes), options, _decompositions(chosen, options)
         )

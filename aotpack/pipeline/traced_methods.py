@@ -31,6 +31,7 @@ from ..capture.inputs.dynamic_shapes import DynamicShapes
 from ..capture.inputs.dynamic_shapes import resolve as resolve_shapes
 from ..capture.inputs.examples import named_leaves, refuse_layouts
 from ..capture.inputs.synthetic_bases import Arrangement, Writes, arrange
+from ..capture.result_classes import left_out
 from ..guards import one, strides, zero_one
 from ..model.state import StoredTensors, describe_state, named_state
 from ..model.subclasses import check_memory_is_separate
@@ -320,6 +321,8 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
         run.warn(f"{ends} {plan.name!r}: {problem.message}", once=f"{ends}: {problem.message}")
     for line in dict.fromkeys(branch.where for branch in captured.branches):
         run.warn(f"{plan.name!r} has only the branch that the example inputs take; a call that takes another fails: {line}")
+    for lacking in left_out(captured.returned.spec):
+        run.warn(f"results: {lacking}", once=lacking)
     for line in captured.lost_checkpoints:
         run.warn(f"{plan.name!r}: the {captured.front_end} front end ignored a checkpoint, so all in it is saved: {line}")
     if captured.joint.side_effects:

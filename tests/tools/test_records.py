@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import pickle  # noqa: TID251 - what a caller may do with results
@@ -202,3 +203,32 @@ def test_only_model_outputs_are_looked_up() -> None:
     for name in ("__class__", "not a name"):
         with pytest.raises(aotpack_loader.AotpackError, match="cannot be attributes"):
             maker(schema.RecordNode("A", [name], leaves))
+
+
+@dataclasses.dataclass
+class WithMethods:
+    loss: Tensor
+    logits: Tensor
+
+    def __repr__(self) -> str:
+        return "mine"
+
+    @property
+    def best(self) -> Tensor:
+        return self.logits.argmax(-1)
+
+
+def test_methods_of_a_result_class_are_no_part_of_a_bundle(tmp_path: Path) -> None:
+    """The build says so, and what is not there names the fields."""
+
+    def model(x: Tensor) -> Any:
+        return WithMethods(x.sum(), x * 2), collections.defaultdict(list, x=x * 3)
+
+    report = aotpack.build(model, (torch.ones(2),), out=tmp_path / "x", targets=("portable",))
+    said = "\n".join(report.warnings)
+    assert "results: a WithMethods keeps its fields, and not __repr__, best of its class" in said
+    assert "results: a defaultdict is returned as a dict, without its default" in said
+    record, _ = aotpack.load(tmp_path / "x")(torch.ones(2))
+    with pytest.raises(AttributeError, match="keeps the fields of the original class only: loss, logits"):
+        record.best  # noqa: B018
+    assert not hasattr(record, "best")

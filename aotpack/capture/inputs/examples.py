@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,12 +41,39 @@ def argument_names(model: torch.nn.Module | Callable[..., Any], count: int) -> l
 def named_leaves(
     model: torch.nn.Module | Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors among the arguments with their paths (``img``, ``batch['labels']``)."""
+    """Return the tensors among the arguments with their paths (``img``, ``batch['labels']``).
+
+    Raises:
+        UnsupportedError: names every argument that is neither a tensor nor a number, string or None.
+    """
     named_trees = [*zip(argument_names(model, len(args)), args, strict=True), *kwargs.items()]
     leaves = [
         (name + pytree.keystr(path), leaf) for name, tree in named_trees for path, leaf in pytree.tree_leaves_with_path(tree)
     ]
+    if foreign := [
+        (path, type(leaf)) for path, leaf in leaves if not isinstance(leaf, torch.Tensor) and type(leaf) not in _PLAIN
+    ]:
+        raise UnsupportedError(
+            "A call has arguments of a type that a bundle does not take.",
+            [Problem(path, f"is a {kind.__module__}.{kind.__qualname__}") for path, kind in foreign],
+            hint=_hint([kind for _, kind in foreign]),
+        )
     return [(path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+_PLAIN = (bool, int, float, complex, str, type(None))
+_HINT = (
+    "Pass tensors, numbers, strings, None, and tuples, lists, dictionaries, named tuples or dataclasses of them. "
+    "Keep anything else as an attribute of the model."
+)
+_MAPPING_HINT = "Pass dict(batch), or its items by name (**batch)."
+_CACHE_HINT = "A cache serves generation. Leave it out for training (use_cache=False), or pass its tensors in tuples."
+
+
+def _hint(kinds: Sequence[type]) -> str:
+    if any(kind.__module__ == "transformers.cache_utils" for kind in kinds):
+        return _CACHE_HINT
+    return _MAPPING_HINT if any(issubclass(kind, Mapping) for kind in kinds) else _HINT
 
 
 _DENSE = (torch.strided, torch.jagged)

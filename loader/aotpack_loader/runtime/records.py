@@ -84,6 +84,9 @@ class TupleRecord(tuple[Any, ...]):
     def __repr__(self) -> str:
         return _shown(self, self._fields)
 
+    def __getattr__(self, name: str) -> Any:
+        raise _no_attribute(self, name, self._fields)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (tuple_class, self._recorded, tuple(self))
 
@@ -107,6 +110,9 @@ class ObjectRecord:
 
     def __repr__(self) -> str:
         return _shown(self, [field.name for field in dataclasses.fields(self)])  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        raise _no_attribute(self, name, [field.name for field in dataclasses.fields(self)])  # type: ignore[arg-type]
 
     def __eq__(self, other: object) -> bool:
         return self.__dict__ == other.__dict__ if type(other) is type(self) else NotImplemented
@@ -277,6 +283,16 @@ def _bound(
     if missing := [name for name in names if name not in values]:
         raise TypeError(f"{kind} is missing {', '.join(missing)}")
     return [values[name] for name in names]
+
+
+def _no_attribute(record: Any, name: str, fields: Iterable[str]) -> AttributeError:
+    kind = type(record).__name__
+    return AttributeError(
+        f"This {kind} is a result of a bundle, which keeps the fields of the original class only: {', '.join(fields)}. "
+        f"There is no {name!r}: compute it from these fields.",
+        name=name,
+        obj=record,
+    )
 
 
 def _shown(record: Any, names: Iterable[str]) -> str:

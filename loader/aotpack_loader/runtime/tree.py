@@ -121,7 +121,13 @@ def _record_flattener(tree: schema.RecordNode, path: str) -> Flattener:
                 part(getattr(value, field), leaves, problems)
             else:
                 _fail(size, f"{path}.{field}", f"missing on the {type(value).__name__} given", leaves, problems)
+        others = [key for key in value if key not in known] if isinstance(value, Mapping) else tree.none_fields
+        for name in others:
+            given = value[name] if isinstance(value, Mapping) else getattr(value, name, None)
+            if given is not None:
+                problems.append(Problem(f"{path}.{name}", f"was None in the example, got a {type(given).__name__}"))
 
+    known = {*tree.fields}
     return flatten
 
 
