@@ -34,8 +34,8 @@ def prepare(bench: Bench) -> dict[str, str]:
     chosen = {name: case for name, case in cases().items() if bench.networks is None or name in bench.networks}
     for step in (
         lambda case: bench.bundle(case, *BUILD),
-        partial(_steps, bench, threads=1, rounds=1),
-        partial(_steps, bench, threads=0, rounds=1),
+        partial(_steps, bench, threads=1, rounds=2),
+        partial(_steps, bench, threads=0, rounds=2),
     ):
         for name, case in chosen.items():
             if name not in failures:
