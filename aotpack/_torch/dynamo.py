@@ -22,9 +22,9 @@ from torch._guards import tracing
 from .api.counting import counted
 from .api.messages import OLD_IGNORED, message_functions
 from .api.patching import hooked, with_items
-from .fake_run import ASSIGNS_STATE, SideEffectError
 from .fixes.applying import apply_fixes
 from .refusals.changes import Change, refuse_changes, state_after_a_call, watched_changes
+from .state_assignments import ASSIGNS_STATE, SideEffectError
 
 _SIMPLER = "enable_dynamo_decompositions"
 _AS_IN_EAGER = {_SIMPLER: False} if hasattr(torch._dynamo.config, _SIMPLER) else {}
@@ -60,10 +60,14 @@ def _refuse_changed_arguments(model: torch.nn.Module, changes: Iterable[str]) ->
     own ``**rest`` is allowed.
 
     Raises:
-        SideEffectError: names the containers.
+        SideEffectError: names the containers, or a tensor was assigned to a buffer or parameter.
     """
+    if any(".__dict__['_buffers']" in name or ".__dict__['_parameters']" in name for name in changes):
+        raise SideEffectError(ASSIGNS_STATE)
     rest = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    own = re.compile(rf"L\['self'\]|L\['({'|'.join(rest)})'\](\[[^\]]*\])?$")
+    code = getattr(model.forward, "__code__", None)  # the first parameter of a method may have another name than self
+    itself = code.co_varnames[0] if inspect.ismethod(model.forward) and code and code.co_argcount else "self"
+    own = re.compile(rf"L\['(self|{itself})'\]|L\['({'|'.join(rest)})'\](\[[^\]]*\])?$")
     if found := sorted(name for name in changes if name.startswith("L['") and not own.match(name)):
         raise SideEffectError(f"changes a container among its arguments: {', '.join(found)}")
 

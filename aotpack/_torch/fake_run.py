@@ -30,6 +30,7 @@ from .api.patching import hooked
 from .api.writes import operator_of, written
 from .fixes.aot_autograd.overlaps import OverlapMutationMode
 from .refusals.undefined_gradients import UndefinedGradients
+from .state_assignments import SideEffectError, assigned_state
 
 
 class VersionedWrites(NamedTuple):
@@ -56,10 +57,6 @@ class FakeRun(NamedTuple):
     reads_nodes: bool
 
 
-class SideEffectError(Exception):
-    """The model changes something that the graphs of a bundle do not hold."""
-
-
 class SetsRequiresGradError(SideEffectError):
     """The model calls ``requires_grad_()`` on arguments (``leaves``: their numbers), and a call
     must repeat that.
@@ -68,36 +65,6 @@ class SetsRequiresGradError(SideEffectError):
     def __init__(self, leaves: frozenset[int]) -> None:
         super().__init__("calls requires_grad_() on an argument while it runs, which this front end cannot trace")
         self.leaves = leaves
-
-
-ASSIGNS_STATE = "assigns a new tensor to a buffer or parameter; write into it with copy_() or another in-place operation"
-
-
-@contextlib.contextmanager
-def kept_state_changes() -> Iterator[None]:
-    """While tracing without Dynamo, write into a buffer that the model reassigns, so that the
-    mutation is traced.
-
-    Raises:
-        SideEffectError: the new value has another shape or dtype, requires gradients, or replaces a
-            parameter.
-    """
-    original = torch.nn.Module.__setattr__
-
-    def guarded(module: torch.nn.Module, name: str, value: Any) -> None:
-        buffer = module.__dict__.get("_buffers", {}).get(name)
-        parameter = module.__dict__.get("_parameters", {}).get(name)
-        if (buffer is None and parameter is None) or value is buffer or value is parameter:
-            return original(module, name, value)
-        if buffer is None or not isinstance(value, torch.Tensor) or value.requires_grad:
-            raise SideEffectError(ASSIGNS_STATE)
-        if value.shape != buffer.shape or value.dtype != buffer.dtype:
-            raise SideEffectError(ASSIGNS_STATE)
-        buffer.copy_(value)
-        return None
-
-    with hooked("fake-runs", torch.nn.Module, "__setattr__", guarded):
-        yield
 
 
 class OperatorCall(NamedTuple):
@@ -204,6 +171,7 @@ def _run(
         inputs = (*leaves.values(), *state.values())
         before = {id(tensor): tensor._version for tensor in inputs}
         known = [tensor.grad_fn for tensor in inputs]
+        assigned = assigned_state()
         watched, undefined = _RefusedFunctions(leaves, state), UndefinedGradients()
         with contextlib.ExitStack() as stack:
             if operators is not None:
@@ -227,7 +195,7 @@ def _run(
         undefined.check([leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)])
         touched = VersionedWrites(
             frozenset(i for i, tensor in leaves.items() if tensor._version != before[id(tensor)]),
-            frozenset(name for name, tensor in state.items() if tensor._version != before[id(tensor)]),
+            frozenset(name for name, x in state.items() if x._version != before[id(x)] or id(x) in assigned),
         )
         reached = [leaf for leaf in torch.utils._pytree.tree_leaves((result, inputs)) if isinstance(leaf, torch.Tensor)]
         records = any(tensor.requires_grad and all(tensor.grad_fn is not one for one in known) for tensor in reached)
@@ -321,6 +289,8 @@ class _RefusedFunctions(TorchFunctionMode):
                 name = getattr(func, "__name__", str(func))
                 raise SideEffectError(f"calls {name} on a tensor while it runs, which a bundle cannot repeat")
             self._see_change(args[0])
+        if func == torch.Tensor.detach_ and args[0].requires_grad and id(args[0]) in self._arguments.keys() | self._state.keys():
+            raise SideEffectError("calls detach_() on an argument or on the model's state; use detach() of it")
         result = func(*args, **(kwargs or {}))
         for tensor in written(func, args, kwargs or {}) if _changes_without_version(func) else []:
             torch.autograd.graph.increment_version(tensor)

@@ -24,6 +24,7 @@ from aotpack_loader.errors import Problem, UnsupportedError
 from .. import origin
 from .._torch import fake_run
 from .._torch.api import fake_tensors, messages
+from .._torch.state_assignments import kept_state_changes
 from . import source_lines
 from .container_changes import Containers, Inside, Run, is_container, shown
 from .dry_run import repeat
@@ -41,7 +42,7 @@ def find(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     """
     if not any(is_container(value) for value in (*args, *kwargs.values())):
         return Containers()
-    with repeat.unchanged(model), fake_run.kept_state_changes(), messages.quiet_torch_logs(), _watched(model) as seen:
+    with repeat.unchanged(model), kept_state_changes(model), messages.quiet_torch_logs(), _watched(model) as seen:
         try:
             fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), model, args, kwargs, strict=False)
         except Exception:  # a front end reports the error later
@@ -51,7 +52,7 @@ def find(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
     containers, problems = seen[0].after()
     problems += _problems_of_twice(model, containers, (args, kwargs))
     if problems:
-        with repeat.unchanged(model), fake_run.kept_state_changes(), messages.quiet_torch_logs(), _lines(model) as lines:
+        with repeat.unchanged(model), kept_state_changes(model), messages.quiet_torch_logs(), _lines(model) as lines:
             fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), model, args, kwargs, strict=False)
         raise _refusal(problems, lines)
     return containers

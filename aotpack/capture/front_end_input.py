@@ -12,11 +12,12 @@ import torch
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from .._torch import aot_autograd, fake_run
+from .._torch import aot_autograd
 from .._torch.api import checkpoint as checkpoints
 from .._torch.api.constants import KnownConstants
 from .._torch.randomness import no_python_random
 from .._torch.refusals import lost_gradients
+from .._torch.state_assignments import kept_state_changes
 from ..graph import source_line
 from . import containers, source_lines
 from .dry_run import repeat
@@ -46,7 +47,7 @@ class FrontEndInput:
 def observed_python(model: torch.nn.Module) -> Iterator[None]:
     """Trace the model's Python: refuse what the trace would lose, and keep what the model changes while it runs."""
     with (
-        fake_run.kept_state_changes(),
+        kept_state_changes(model),
         lost_gradients.plain_saving(),
         no_python_random(),
         containers.refused(model),
@@ -75,7 +76,7 @@ _STORAGE_CHANGES = {
 
 
 def refuse_storage_changes(graph: torch.fx.Graph) -> None:
-    """Refuse operations on the storage of tensors. The graph would not contain their effects.
+    """Refuse operations on the storage of tensors, and ``detach_()`` of inputs. The graph would not contain their effects.
 
     Raises:
         UnsupportedError: names the source line of each operation.
@@ -86,6 +87,20 @@ def refuse_storage_changes(graph: torch.fx.Graph) -> None:
     ]
     if problems:
         raise UnsupportedError("The model changes the storage of tensors, which a bundle cannot repeat.", problems)
+    detached = [node for node, name in calls if name == "detach_" and _is_input_with_gradient(node.args[0])]
+    if detached:
+        raise UnsupportedError(
+            "The model detaches its own arguments or state in place, which a bundle cannot repeat.",
+            [Problem(source_line(node) or node.name, "calls detach_()") for node in detached],
+            hint="Use detach() of it.",
+        )
+
+
+def _is_input_with_gradient(node: object) -> bool:
+    if not isinstance(node, torch.fx.Node) or node.op not in ("placeholder", "get_attr"):
+        return False
+    value = node.meta.get("example_value", node.meta.get("val"))
+    return bool(getattr(value, "requires_grad", True))
 
 
 def with_dry_run(dry_run: repeat.DryRun, joint: aot_autograd.Joint) -> aot_autograd.Joint:

@@ -32,6 +32,7 @@ from .._torch.decompose import decomposed_as_eager
 from .._torch.fixes.aot_autograd import overlaps
 from .._torch.randomness import traced_random
 from .._torch.refusals import dirty_arguments, gradient_writes, undefined_gradients
+from .._torch.state_assignments import SideEffectError
 from ..graph import source_line
 from . import direct, dynamo, export
 from .backward_writes import with_tangent_writes
@@ -300,9 +301,7 @@ def _check_constants(joint: aot_autograd.Joint) -> None:
     for node in joint.graph_module.graph.find_nodes(op="get_attr"):
         value = operator.attrgetter(str(node.target))(joint.graph_module)
         if isinstance(value, torch.Tensor) and fake_tensors.real_tensor(value) is None:
-            raise fake_run.SideEffectError(
-                f"{source_line(node) or node.target}: the front end lost the value of a tensor while tracing"
-            )
+            raise SideEffectError(f"{source_line(node) or node.target}: the front end lost the value of a tensor while tracing")
 
 
 def _check_layouts(joint: aot_autograd.Joint) -> None:

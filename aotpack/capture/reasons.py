@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from aotpack_loader.errors import Problem
 
+from .._torch.state_assignments import ASSIGNS_STATE
 from . import source_lines
 
 BRANCH = "a Python branch depends on the value of a tensor"
@@ -93,7 +94,7 @@ def merged(reasons: Iterable[Reason]) -> list[Reason]:
 
 def by_use(reasons: Sequence[Reason]) -> list[Reason]:
     """Sort reasons with a source line first, and among these the ones with our explanation or error."""
-    return sorted(reasons, key=lambda each: (not each.where, not each.ours, not each.own))
+    return sorted(reasons, key=lambda each: (not each.where, not each.ours, not each.own, ASSIGNS_STATE in each.torch))
 
 
 def _same(old: Reason, new: Reason) -> bool:

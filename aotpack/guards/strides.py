@@ -26,6 +26,7 @@ from .. import signature
 from .._torch import fake_run
 from .._torch.api import fake_tensors, messages
 from .._torch.api.torch_types import StorageWeakRef
+from .._torch.state_assignments import kept_state_changes
 from ..capture.dry_run import repeat
 from ..capture.inputs.aliasing import dense_stride, like, replaced
 from ..capture.returned import result_leaves
@@ -211,7 +212,7 @@ def _run(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
         made = {id(flat[i]): like(flat[i], stride=stride) for i, stride in strides.items()}
     call_inputs = replaced(args, kwargs, {i: made[id(leaf)] for i, leaf in enumerate(flat) if id(leaf) in made})
     try:
-        with messages.quiet_torch_logs(), repeat.unchanged(model), fake_run.kept_state_changes():
+        with messages.quiet_torch_logs(), repeat.unchanged(model), kept_state_changes(model):
             run = fake_run.run_on_fake_tensors(mode, model, *call_inputs, operators=operators)
     except Exception as error:  # eager rejects this layout (view), or the model depends on data
         repeat.refuse_if_broken(error)

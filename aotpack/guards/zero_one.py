@@ -28,6 +28,7 @@ from .. import signature
 from .._torch import fake_run
 from .._torch.api import fake_tensors, messages
 from .._torch.api.torch_types import FakeTensorMode, StorageWeakRef, statically_known_true
+from .._torch.state_assignments import kept_state_changes
 from ..capture.calls import Calls
 from ..capture.dry_run import repeat
 from ..capture.returned import result_leaves
@@ -188,7 +189,7 @@ class SizeRun:
     def calls(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Calls) -> bool:
         """Run the model and record its calls in ``watch``. Return False if it does not run."""
         try:
-            with messages.quiet_torch_logs(), repeat.unchanged(model), fake_run.kept_state_changes():
+            with messages.quiet_torch_logs(), repeat.unchanged(model), kept_state_changes(model):
                 watch.returned(fake_run.run_on_fake_tensors(self.mode, model, *self._arguments(args, kwargs), watch=watch).result)
         except Exception as error:  # the model takes no such size, or it depends on data
             repeat.refuse_if_broken(error)
@@ -236,7 +237,7 @@ class SizeRun:
     def _fake_run(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fake_run.FakeRun | None:
         called = list[fake_run.OperatorCall]()
         try:
-            with repeat.unchanged(model), fake_run.kept_state_changes():
+            with repeat.unchanged(model), kept_state_changes(model):
                 run = fake_run.run_on_fake_tensors(self.mode, model, *self._arguments(args, kwargs), operators=called)
             if self.convention.backward is not None:
                 self._run_backward(run.result)

@@ -9,6 +9,7 @@ from devtools.harness import Case
 
 from .cases import (
     as_strided,
+    assignments,
     autograd,
     compiled,
     control_flow,
@@ -33,7 +34,7 @@ from .cases import (
 CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES, *shapes.CASES]
 CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]
 CASES += [*layouts.CASES, *compiled.CASES, *as_strided.CASES, *own_gradients.CASES, *sparse_gradients.CASES]
-CASES += [*gradient_writes.CASES, *losses.CASES]
+CASES += [*gradient_writes.CASES, *losses.CASES, *assignments.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 
@@ -88,6 +89,7 @@ REFUSED: dict[str, str] = {
     **autograd.LOST,
     **autograd.WRITES,
     **gradient_writes.REFUSED,
+    **assignments.REFUSED,
     "identity: a model that asks where its argument begins": r"reads the storage_offset.*cases/identity.py:\d+",
     # Eager's own backward raises as well.
     "input mutation: under no_grad, after use": "modified by an inplace operation",

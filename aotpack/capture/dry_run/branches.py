@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from aotpack_loader.runtime.branches import BRANCH_MESSAGE
 
 from ..._torch.api.constants import KnownConstants
-from ..._torch.fake_run import SideEffectError
+from ..._torch.state_assignments import SideEffectError
 from .. import source_lines
 from . import numbers
 from .eager import run_on_copies

@@ -21,6 +21,7 @@ from ... import origin
 from ..._torch import fake_run
 from ..._torch.api import fake_tensors
 from ..._torch.refusals import changes
+from ..._torch.state_assignments import kept_state_changes
 from . import python_state
 from .snapshot import Snapshot
 
@@ -136,9 +137,9 @@ def check_repeats(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
 def depends_on_gradients(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the model does something else if the caller has turned gradients off, or turns them on by itself."""
     steps, without = python_state.Steps(), python_state.Steps()
-    with unchanged(model), fake_run.kept_state_changes(), torch.enable_grad():
+    with unchanged(model), kept_state_changes(model), torch.enable_grad():
         _run(steps, model, args, kwargs)
-    with unchanged(model), fake_run.kept_state_changes(), torch.no_grad():
+    with unchanged(model), kept_state_changes(model), torch.no_grad():
         run = _run(without, model, args, kwargs)
     return run.records or python_state.first_difference(steps, without) is not None
 

@@ -61,7 +61,7 @@ def named_leaves(
     return [(path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
-_PLAIN = (bool, int, float, complex, str, type(None))
+_PLAIN = (bool, int, float, str, type(None))
 _HINT = (
     "Pass tensors, numbers, strings, None, and tuples, lists, dictionaries, named tuples or dataclasses of them. "
     "Keep anything else as an attribute of the model."

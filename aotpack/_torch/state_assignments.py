@@ -1,0 +1,201 @@
+"""Traces assignments of new tensors to buffers: the new value is written to the buffer at the end of the call."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import linecache
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+from .. import origin
+from .api.fake_tensors import is_plain_tensor
+from .api.patching import hooked
+from .api.torch_types import StorageWeakRef
+
+
+class SideEffectError(Exception):
+    """The model changes something that the graphs of a bundle do not hold."""
+
+
+ASSIGNS_STATE = "assigns a new tensor to a buffer or parameter; write into it with copy_() or another in-place operation"
+_SHARES = "assigns to the buffer {name!r} a tensor that shares memory with {owner}; assign a clone() of it"
+_KEEPS = "returns the tensor that was the buffer {name!r} before a new one was assigned; return a clone() of it"
+
+
+class _Assigned(NamedTuple):
+    """A buffer that a call has replaced, the tensor that it was before, and the user's line."""
+
+    module: torch.nn.Module
+    name: str
+    before: torch.Tensor
+    line: str
+
+    @property
+    def now(self) -> torch.Tensor:
+        return self.module._buffers[self.name]  # type: ignore[return-value]
+
+
+_written: set[int] = set()
+
+
+def assigned_state() -> set[int]:
+    """Return a new set for the ids of the buffers to which the next call assigns."""
+    global _written
+    _written = set()
+    return _written
+
+
+@contextlib.contextmanager
+def kept_state_changes(model: torch.nn.Module) -> Iterator[None]:
+    """While the model runs without Dynamo, let it assign tensors to its buffers.
+
+    At the end of its call, the buffers are again the tensors that they were, with the new values.
+    Until then the old tensors keep their old ones.
+
+    Raises:
+        SideEffectError: the new value has another shape or dtype, requires gradients, replaces a
+            parameter, or shares memory with what the caller can see.
+    """
+    original = torch.nn.Module.__setattr__
+    assigned: dict[tuple[int, str], _Assigned] = {}
+    known: dict[tuple[int, str], _Assigned] = {}
+    depth = 0
+
+    def guarded(module: torch.nn.Module, name: str, value: Any) -> None:
+        buffer = module.__dict__.get("_buffers", {}).get(name)
+        parameter = module.__dict__.get("_parameters", {}).get(name)
+        if (buffer is None and parameter is None) or value is buffer or value is parameter:
+            return original(module, name, value)
+        if buffer is None or not isinstance(value, torch.Tensor) or value.requires_grad:
+            raise SideEffectError(ASSIGNS_STATE)
+        if value.shape != buffer.shape or value.dtype != buffer.dtype:
+            raise SideEffectError(ASSIGNS_STATE)
+        if not depth:  # in a hook of the model itself
+            buffer.copy_(value)
+            return None
+        key = id(module), name
+        known[key] = assigned.setdefault(key, _Assigned(module, name, buffer, _model_line()))._replace(line=_model_line())
+        return original(module, name, value)
+
+    def copied() -> None:
+        """Let the model work on copies of the buffers to which an earlier call assigned.
+
+        A tensor that the backward needs would otherwise get the new value while it is traced.
+        """
+        for key, (module, name, _, line) in known.items():
+            buffer = module._buffers[name]
+            if buffer is not None:
+                assigned[key] = _Assigned(module, name, buffer, line)
+                with torch._C.DisableTorchFunction():
+                    module._buffers[name] = buffer.detach().clone()
+
+    def settled(forward: Any) -> Any:
+        @functools.wraps(forward)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            nonlocal depth
+            depth += 1
+            try:
+                if depth > 1:
+                    return forward(*args, **kwargs)
+                copied()
+                buffers = _buffers(model)
+                result = forward(*args, **kwargs)
+                now = _buffers(model)
+                if any(
+                    now.get(key) is not buffer for key, buffer in buffers.items() if buffer is not None and key not in assigned
+                ):
+                    raise SideEffectError(ASSIGNS_STATE)  # without ``setattr``, as in ``self._buffers["mean"] = x``
+                if assigned:
+                    with torch._C.DisableTorchFunction(), torch.no_grad():
+                        _settle([*assigned.values()], model, (args, kwargs), result)
+                return result
+            finally:
+                depth -= 1
+                if not depth:
+                    for each in assigned.values():
+                        each.module._buffers[each.name] = each.before
+                    assigned.clear()
+
+        return called
+
+    with hooked("fake-runs", torch.nn.Module, "__setattr__", guarded), _with_forward(model, settled):
+        yield
+
+
+@contextlib.contextmanager
+def _with_forward(model: torch.nn.Module, wrapped: Any) -> Iterator[None]:
+    """Wrap the ``forward`` of a model that has buffers, as an attribute of the instance."""
+    if next(model.buffers(), None) is None:
+        yield
+        return
+    own = model.__dict__.get("forward")
+    model.__dict__["forward"] = wrapped(model.forward)
+    try:
+        yield
+    finally:
+        del model.__dict__["forward"]
+        if own is not None:
+            model.__dict__["forward"] = own
+
+
+def _buffers(model: torch.nn.Module) -> dict[tuple[int, str], torch.Tensor | None]:
+    return {(id(module), name): buffer for module in model.modules() for name, buffer in module._buffers.items()}
+
+
+def _settle(assigned: list[_Assigned], model: torch.nn.Module, call: Any, result: Any) -> None:
+    """Write the assigned values to the buffers that were there before."""
+    _refuse_shared(assigned, model, call, result)
+    before = {id(each.before) for each in assigned}
+    values = [each.now.clone() if {id(each.now), id(each.now._base)} & before else each.now for each in assigned]
+    for each, value in zip(assigned, values, strict=True):
+        _written.add(id(each.before))
+        with _unsafe_preserve_version_counter(each.before):  # eager does not write to the old tensor
+            each.before.copy_(value)
+
+
+def _refuse_shared(assigned: list[_Assigned], model: torch.nn.Module, call: Any, result: Any) -> None:
+    """Refuse values that a caller could change through another tensor. Only fake tensors show it."""
+    replaced = {(id(each.module), each.name) for each in assigned}
+    owners = [(name, _storage(parameter)) for name, parameter in model.named_parameters()]
+    for prefix, module in model.named_modules():
+        buffers = [(name, x) for name, x in module._buffers.items() if (id(module), name) not in replaced]
+        owners += [(f"{prefix}.{name}".lstrip("."), _storage(buffer)) for name, buffer in buffers]
+    owners += [("an argument", _storage(x)) for x in pytree.tree_leaves(call)]
+    results = [storage for x in pytree.tree_leaves(result) if (storage := _storage(x)) is not None]
+    for each in assigned:
+        value, old = _storage(each.now), _storage(each.before)
+        if owner := next((name for name, storage in owners if storage is not None and storage == value), ""):
+            raise _error(_SHARES, each, owner)
+        if value is not None and value in results:
+            raise _error(_SHARES, each, "a result")
+        if old is not None and old in results:
+            raise _error(_KEEPS, each)
+
+
+def _error(text: str, assigned: _Assigned, owner: str = "") -> SideEffectError:
+    error = SideEffectError(text.format(name=assigned.name, owner=owner))
+    error.add_note(assigned.line)
+    return error
+
+
+def _model_line() -> str:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not origin.is_model(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    path = frame.f_code.co_filename
+    return f"{path}:{frame.f_lineno}: {linecache.getline(path, frame.f_lineno).strip()}"
+
+
+def _storage(value: Any) -> StorageWeakRef | None:
+    plain = isinstance(value, FakeTensor) and is_plain_tensor(value) and value.layout == torch.strided
+    return StorageWeakRef(value.untyped_storage()) if plain else None
