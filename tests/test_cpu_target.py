@@ -188,6 +188,44 @@ def test_what_only_the_backward_reads_lies_in_memory_as_the_code_likes(digits_bu
     assert all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in images)
 
 
+class Narrowing(nn.Module):
+    """Its first convolution has a large image and a small weight, and the second one the opposite."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 64, 3, stride=8, padding=1)
+        self.normal = nn.BatchNorm2d(32)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.second(self.normal(self.first(images)).relu().mean((2, 3), keepdim=True).expand(-1, -1, 8, 8).sin())
+
+
+def test_convolutions_of_large_weights_stay_contiguous(tmp_path: Path) -> None:
+    """Their weights and gradients need no conversion; what other convolutions save is channels-last."""
+    torch.manual_seed(0)
+    model, images = Narrowing(), torch.randn(2, 3, 16, 16)
+    aotpack.build(model, (images,), out=tmp_path / "m", targets=("cpu",), methods=("train",))
+    loaded = aotpack.load(tmp_path / "m", backend="cpu", check="full")
+    saved: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        found = loaded(images)
+    expected = model(images)
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    expected.sum().backward()
+    for other, own in zip(model.parameters(), loaded.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad)
+    torch.testing.assert_close(dict(loaded.named_buffers()), dict(model.named_buffers()))
+    shapes = {tuple(tensor.shape): tensor for tensor in saved}
+    assert shapes[2, 32, 16, 16].is_contiguous(memory_format=torch.channels_last)
+    assert shapes[2, 32, 8, 8].is_contiguous()
+
+
 class Flattened(nn.Module):
     """What a convolution returns is kept, and the backward views it once more with other dimensions."""
 

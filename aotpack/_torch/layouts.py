@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from math import prod
+from typing import Any, Final, cast
 
 import torch
 from torch._inductor import ir, virtualized
+from torch.fx import Node
 
 from .fixes.inductor.results import buffer_of
+
+_CONVOLUTION: Final = torch.ops.aten.convolution.default
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,15 @@ def _dimension_order(value: Any, expected: torch.Tensor) -> list[int] | None:
     known = virtualized.V.graph.sizevars
     sizes, strides = value.get_size(), value.get_layout().stride
     wide = [dim for dim, size in enumerate(sizes) if not known.statically_known_equals(size, 1)]
-    own: list[Any] = [getattr(getattr(step, "node", None), "expr", step) for step in expected.stride()]
+    own = [_expression(step) for step in expected.stride()]
     if all(known.statically_known_equals(strides[dim], own[dim]) for dim in wide):
         return []
     return _dense_order(value)
+
+
+def _expression(size: Any) -> Any:
+    """A size or stride of a fake tensor as Inductor has it: an integer, or an expression of symbols."""
+    return getattr(getattr(size, "node", None), "expr", size)
 
 
 def _dense_order(value: Any) -> list[int] | None:
@@ -102,3 +112,47 @@ def channels_last(value: Any) -> Any:
         return value
     strides = ir.FlexibleLayout.stride_ordered_for_memory_format(value.get_size(), torch.channels_last)
     return ir.try_match_insignificant_strides(value, strides)
+
+
+def contiguous_convolutions(nodes: Iterable[Node], hint: Callable[[Any], int]) -> list[Node]:
+    """The convolutions of a graph that keep the graph's layout: those after the point from which on
+    that is faster. ``hint`` gives a number for a symbolic size.
+
+    Inductor makes all convolutions of a processor channels-last. Then torch converts each weight to
+    channels-last, and its gradient too, element by element. Otherwise oneDNN reorders the input and
+    the output, which takes half as long for an element. So the weights count against the inputs and
+    outputs. A kernel of one element has the same memory in both layouts.
+    """
+
+    def elements(tensor: torch.Tensor) -> int:
+        return prod(hint(_expression(size)) for size in tensor.shape)
+
+    def gain(convolution: Node) -> int:
+        image, weight = (part.meta["val"] for part in cast("tuple[Node, Node]", convolution.args[:2]))
+        converted = elements(weight) if any(side != 1 for side in weight.shape[2:]) else 0
+        return 2 * converted - elements(image) - elements(convolution.meta["val"])
+
+    found = [node for node in nodes if node.target is _CONVOLUTION and node.meta["val"].dim() == 4]
+    gains = list(accumulate(map(gain, reversed(found))))  # of the last convolution, of the last two, ...
+    best = max(gains, default=0)
+    return found[-1 - gains.index(best) :] if best > 0 else []
+
+
+def nodes_for_channels_last(nodes: Iterable[Node], contiguous: Collection[Node]) -> set[Node]:
+    """The nodes whose results should be channels-last, if the convolutions ``contiguous`` should not.
+
+    They are the other convolutions, what leads to them, and what follows from these before the
+    last one, as in Inductor's ``GraphLowering.find_nodes_prefer_channels_last``.
+    """
+    able = {node: None for node in nodes if node.target is not torch.ops.aten.bmm.default and node not in contiguous}
+    convolutions = [node for node in able if node.target is _CONVOLUTION]
+    found = set(convolutions)
+    for node in reversed(able):
+        if not found.isdisjoint(node.users):
+            found.add(node)
+    for node in able:
+        if node is convolutions[-1]:
+            break
+        if node in found:
+            found.update(user for user in node.users if user in able)
+    return found

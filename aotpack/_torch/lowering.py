@@ -7,7 +7,7 @@ import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch._dynamo
@@ -17,6 +17,7 @@ from torch._export.utils import _compiling_state_context
 from torch._inductor import compile_fx
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import output_node
+from torch.utils._ordered_set import OrderedSet
 
 from .api.counting import must_be_reached, reached
 from .api.fake_tensors import fake_mode_of
@@ -25,7 +26,14 @@ from .api.patching import attribute_set, hooked
 from .api.process_copy import ProcessCopy, copies_are_made
 from .events import kernel_events
 from .fixes.applying import apply_fixes, fix_graph
-from .layouts import OutputLayout, as_in_eager, channels_last, output_layouts
+from .layouts import (
+    OutputLayout,
+    as_in_eager,
+    channels_last,
+    contiguous_convolutions,
+    nodes_for_channels_last,
+    output_layouts,
+)
 from .scatters import plain_additions
 from .small_loops import one_thread_for_small_loops
 from .toolchain import Library, LoweringError, send_failure, send_sources, tool_chain
@@ -231,6 +239,7 @@ class _WatchedGraph(GraphLowering):
     """Inductor's lowering of a graph, with eager's strides and donated inputs."""
 
     lowering: ClassVar[_Lowering]
+    contiguous: Sequence[torch.fx.Node] = ()
 
     def placeholder(self, target: str, args: Any, kwargs: Any) -> Any:  # type: ignore[override]
         graph = self.lowering.graph
@@ -240,9 +249,18 @@ class _WatchedGraph(GraphLowering):
         with attribute_set(self, "is_backward", bool(graph.donated)):  # only here: elsewhere it would change lowerings
             return super().placeholder(name, args, kwargs)
 
+    def find_nodes_prefer_channels_last(self) -> OrderedSet[torch.fx.Node]:
+        nodes = list(cast("torch.fx.GraphModule", self.module).graph.nodes)
+        self.contiguous = contiguous_convolutions(nodes, self.sizevars.optimization_hint)
+        if not self.contiguous:
+            return super().find_nodes_prefer_channels_last()
+        return OrderedSet(nodes_for_channels_last(nodes, self.contiguous))
+
     def run_node(self, n: torch.fx.Node) -> Any:
         self.lowering.working = [n]
-        result = super().run_node(n)
+        in_its_layout = attribute_set(self, "layout_opt", False) if n in self.contiguous else contextlib.nullcontext()
+        with in_its_layout:
+            result = super().run_node(n)
         if n.op == "placeholder":
             return channels_last(result) if n in self.nodes_prefer_channels_last else result
         return as_in_eager(result, n.meta["val"].stride()) if n in self._shown else result
