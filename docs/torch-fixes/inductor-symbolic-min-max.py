@@ -1,15 +1,16 @@
-# Inductor: the gradient of `x[-3:]` with a dynamic size does not compile
+# Inductor: the diagonal of a matrix with two unbacked sizes does not compile
 #
-# `evaluate_min` adds a guard, or raises, where it could return `Min(left, right)`.
+# `evaluate_min` raises where it is not known which size is smaller, though it could return
+# `Min(left, right)`. Before, it takes a divisor for the smaller one, which a size of 0 is not.
 import torch
 
 
 def f(x):
-    return x[-3:].sin()
+    return x.diagonal().sin()
 
 
-compiled = torch.compile(f, dynamic=True)
-for name, call in (("expected", f), ("seen", compiled)):
-    x = torch.zeros(6, 2, requires_grad=True)
-    call(x).sum().backward()
-    print(name, x.grad)
+x = torch.ones(3, 4)
+print("expected", f(x))
+torch._dynamo.decorators.mark_unbacked(x, 0)
+torch._dynamo.decorators.mark_unbacked(x, 1)
+print("seen", torch.compile(f, fullgraph=True)(x))

@@ -21,14 +21,11 @@ from .harness import ROOT, MismatchError, check, load_case
 from .trial import attempt
 
 NOT_SHOWN = {
-    "decomposition-zeros-without-memory": "2.14",
-    "inductor-defaults-of-kernels": "2.15",
-    "inductor-negative-indices": "2.14",
-    "inductor-powers-of-a-number": "2.15",
-    "inductor-tile-tails": "2.15",
-    "inductor-write-order-after-fusion": "2.14",
+    "decomposition-zeros-without-memory": "2.14",  # Inductor allocates them there; XLA and portable graphs need the fix
+    "inductor-defaults-of-kernels": "2.15",  # torch records the default; the fix also refuses an empty list
+    "inductor-tile-tails": "2.15",  # what is overwritten is nobody's here; the program of its report aborts there, too
 }
-"""Fixes whose case passes without them from that release of torch on. A build still applies them: they change the code."""
+"""Fixes whose case passes without them from that release of torch on, and why a build still applies them."""
 
 NEEDED = [fix for fix in FIXES if fix.is_needed(str(torch.__version__))]
 

@@ -135,10 +135,11 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 
 MATH_NAMESPACES: Final = frozenset({"aten", "prims"})
 TORCH_NAMESPACES: Final = frozenset({
-    "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_inductor_test", "_native", "_quantized", "_test", "c10d",
-    "c10d_functional", "cuda", "debug_mode_ops", "debugprims", "export", "higher_order", "inductor", "inductor_prims", "mkl",
-    "mkldnn", "mkldnn_prepacked", "onednn", "onnx", "prim", "profiler", "quantization", "quantized", "rngprims",
-    "sparse", "static_runtime", "streams", "symm_mem", "tensorexpr", "user", "xnnpack",
+    "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_inductor_test", "_native", "_native_aot", "_quantized",
+    "_test", "c10d", "c10d_functional", "coor", "cuda", "debug_mode_ops", "debugprims", "export", "flex_gemm", "fsdp",
+    "higher_order", "inductor", "inductor_prims", "mkl", "mkldnn", "mkldnn_prepacked", "onednn", "onnx", "prepacked", "prim",
+    "profiler", "quantization", "quantized", "rngprims", "sparse", "static_runtime", "streams", "symm_mem", "tensorexpr",
+    "user", "xnnpack",
 })  # fmt: skip
 """Namespaces of torch's own operators that are not mathematics.
 

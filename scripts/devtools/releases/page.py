@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
+import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,12 @@ was stopped, the cell also says how many of the group's tests have an outcome. W
 added to a group later, it says how many did not run.
 """
 
+_MATRIX = """\
+Each case of `scripts/test-torch-matrix` is compiled by one release and run by others. It is compared
+with eager there, and bit for bit with the release that built it. torch 2.11 lacks a function that
+the code calls, so the loader refuses it there. Run on {date}.
+"""
+
 _PARTS = {"loader": "Loader", "builder": "Builder", "fixes": "Fixes of torch"}
 
 
@@ -68,7 +77,27 @@ def page(results: Sequence[Result]) -> str:
             lines.append(_row("Fixes that a build applies", applied))
             lines.append(_row("Faults that torch lacks", [str(len(result["fixes"]["fixed"])) for result in results]))
         lines.append("")
-    return "\n".join([*lines, *_fixed(results), *_failures(results), *_machines(results)]).rstrip() + "\n"
+    parts = (_fixed(results), _matrix(stored_matrix()), _failures(results), _machines(results))
+    return "\n".join([*lines, *itertools.chain(*parts)]).rstrip() + "\n"
+
+
+def stored_matrix(path: Path = RESULTS / "torch-matrix.json") -> Mapping[str, Any]:
+    """What ``scripts/test-torch-matrix`` stored."""
+    found: Mapping[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def _matrix(found: Mapping[str, Any]) -> list[str]:
+    """What became of the cases of each release, by the release that ran them."""
+    loads = {built: found["loads"][built] for built in sorted(found["loads"], key=_numbers)}
+    releases = sorted({release for row in loads.values() for release in row}, key=_numbers)
+    lines = ["## Native code on other releases", "", *textwrap.wrap(_MATRIX.format(date=found["date"]), 99), ""]
+    lines += _table("built on", [f"run on torch {release}" for release in releases])
+    for built, row in loads.items():
+        counted = [Counter(case["result"] for case in row.get(release, {}).values()) for release in releases]
+        cells = [", ".join(f"{count} {result}" for result, count in results.most_common()) or "not run" for results in counted]
+        lines.append(_row(f"torch {built}", cells))
+    return [*lines, ""]
 
 
 def _listed(name: str) -> str:
@@ -132,4 +161,8 @@ def _torch(result: Result) -> str:
 
 
 def _release(result: Result) -> tuple[int, ...]:
-    return tuple(int(part) for part in f"{result['torch'].partition('+')[0]}.{result['versions']['python']}".split("."))
+    return _numbers(f"{result['torch'].partition('+')[0]}.{result['versions']['python']}")
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))

@@ -15,8 +15,8 @@ from devtools.harness import INFER, TRAIN, Call, Case, Given, case, const, g, in
 
 from .mutation import at_an_offset
 
-_ZERO_HEADS = r"x: expected .*=1\.\." if minor(str(torch.__version__)) >= (2, 15) else ""
-"""From 2.15 on, attention without heads calls the kernel that divides by their number."""
+_ZERO_HEADS = r"x: expected .*=1\.\." if minor(str(torch.__version__)) >= (2, 14) else ""
+"""From 2.14 on, attention without heads calls the kernel that divides by their number."""
 
 BATCH = Dim("batch", min=2, max=64)
 SEQUENCE = Dim("sequence", min=2, max=32)

@@ -3,7 +3,8 @@ import torch.nn.functional as F
 
 
 def f(x, labels):
-    return F.multilabel_margin_loss(x, labels)
+    padded = F.multilabel_margin_loss(x, labels)  # wrong up to torch 2.13
+    return padded, F.multilabel_margin_loss(x[0], labels[0], reduction="none")  # one dimension too many
 
 
 def args():

@@ -56,7 +56,8 @@ FIXES = (
     _fix(
         id="decomposition-labels-after-the-end",
         severity="wrong-values",
-        summary="`multilabel_margin_loss` counts labels after the first -1, so losses with padded labels are too large.",
+        summary="`multilabel_margin_loss` counts labels after the first -1; the loss of one example has a dimension.",
+        upstream="pytorch#141017",
         apply="fixes.decomposition.margin_losses:ignore_labels_after_the_end",
         patches=("torch.ops.aten.multilabel_margin_loss_forward.default",),
     ),

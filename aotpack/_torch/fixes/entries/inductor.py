@@ -40,6 +40,7 @@ FIXES = (
         id="inductor-tile-tails",
         severity="memory-safety",
         summary="What is left over beside whole tiles is written as a whole vector: other results, or the heap, are overwritten.",
+        upstream="pytorch#196681",
         apply="fixes.inductor.loops:write_tile_tails",
         patches=(f"{_CPP}.CppKernelProxy.aggregate_reduction_buffers",),
     ),
@@ -50,7 +51,7 @@ FIXES = (
         upstream="pytorch#187027",
         apply="fixes.inductor.indices:keep_signs_of_indices",
         patches=("torch.utils._sympy.functions.ModularIndexing.eval", "torch.utils._sympy.functions.safe_gcd"),
-        fixed_in="2.15",
+        fixed_in="2.14",
     ),
     _fix(
         id="inductor-abs-of-bytes",
@@ -131,6 +132,7 @@ FIXES = (
         summary="`2 ** k` of integers is `float32` in AOTInductor's code, because numbers are passed to kernels as `double`.",
         apply="fixes.inductor.numbers:keep_type_of_powers",
         patches=("torch._inductor.lowering.fallback_pow_scalar", "torch._inductor.lowering.pow"),
+        fixed_in="2.15",
     ),
     _fix(
         id="inductor-argmax-index-order",
@@ -189,6 +191,7 @@ FIXES = (
         summary="Loops that are made anew to be fused forget which write they read, and may run before it.",
         apply="fixes.inductor.writes:fix_write_order",
         patches=("torch._inductor.scheduler.SchedulerNode.recompute_size_and_body",),
+        fixed_in="2.14",
     ),
     _fix(
         id="inductor-mutate-in-place",
@@ -275,6 +278,7 @@ FIXES = (
         severity="wrong-values",
         summary="Errors of `scatter_reduce` and `index_put` kernels are ignored: a wrong index gives numbers, no error.",
         fixed_in="2.14",
+        upstream="pytorch#190909",
         apply="fixes.inductor.checks:check_scatters",
         patches=(
             "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu._generate_scatter_fallback",

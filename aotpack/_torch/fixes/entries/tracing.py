@@ -149,6 +149,7 @@ FIXES = (
         id="aot-sizes-of-out",
         severity="wrong-values",
         summary="A tensor passed as `out=` keeps sizes that eager changes, and sums are not computed in its type.",
+        upstream="pytorch#118648",
         apply="fixes.aot_autograd.out_sizes:OutSizeMode",
     ),
     _aot(
