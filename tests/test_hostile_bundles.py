@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import torch
 import zstandard
+from conftest import FreshProcess
 from support.archive import Documents, digest_of, pack, write_tiny
 
 import aotpack
+from aotpack._torch.fixes.register import minor
 from aotpack_loader.archive import compression
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.weights import read_header
@@ -269,8 +271,13 @@ def test_the_checks_of_untrusted_bundles_cost_trusted_ones_nothing(name: str) ->
     assert called("all") & checks == set()
 
 
+REMOVED = {"aten.cholesky.default"} if minor(str(torch.__version__)) >= (2, 14) else set()
+"""Listed operators that this release of torch has no more. Bundles that call them are refused there."""
+LISTED = [name for name in allowed.OPERATORS if name not in REMOVED]
+
+
 def test_every_listed_operator_exists_and_may_be_used() -> None:
-    for name in allowed.OPERATORS:
+    for name in LISTED:
         assert callable(operators.resolve(name)), name
 
 
@@ -285,7 +292,7 @@ RANDOM = ("fractional_max_pool2d.default", "fractional_max_pool3d.default")  # t
 def test_honest_calls_pass_the_rules() -> None:
     """What torch's own databases call is not refused, unless torch refuses it."""
     ran, refused = 0, []
-    for name in allowed.OPERATORS:
+    for name in LISTED:
         plain, checked = operators.resolve(name), implementation(name)
         for args, kwargs in HONEST[name]:
             given, named = built(args), {key: built(arg) for key, arg in kwargs.items()}
@@ -476,9 +483,21 @@ def test_a_failing_view_gives_sizes_back() -> None:
 # ---------------------------------------------------------------- fuzzing
 
 
-def test_mutants_end_in_one_kind_of_error() -> None:
-    """A part of what ``scripts/fuzz bundles`` runs, the same at every run."""
-    found = bundles.fuzz(bundles.vectors(ROOT), range(1_000_000, 1_000_000 + 1200), seconds=15)
+MUTANTS = """
+import json, sys, warnings
+from pathlib import Path
+warnings.simplefilter("default")
+from devtools.fuzz import bundles
+print(json.dumps(bundles.fuzz(bundles.vectors(Path(sys.argv[1])), range(1_000_000, 1_000_000 + 1200), seconds=15)))
+"""
+
+
+def test_mutants_end_in_one_kind_of_error(fresh_process: FreshProcess) -> None:
+    """A part of what ``scripts/fuzz bundles`` runs, the same at every run.
+
+    In a process of its own, because it forks: torch's CUDA builds run no backward in a fork of a process that ran one.
+    """
+    found = fresh_process(MUTANTS, ROOT)
     assert found["findings"] == []
     assert found["mutants"] >= 400
     assert found["outcomes"].get("ran", 0) > 0

@@ -288,12 +288,15 @@ def _operators_like(pattern: str, operators: tuple[str, ...]) -> list[str]:
 
 @functools.lru_cache(1)
 def signatures(operators: tuple[str, ...]) -> list[tuple[str, int, str]]:
-    """Name, number of required positional arguments, and pattern of each operator."""
+    """Name, number of required positional arguments, and pattern of each operator that this torch has."""
     import torch
 
     found = []
     for name in operators:
-        operator: Any = functools.reduce(getattr, name.split("."), torch.ops)
+        try:
+            operator: Any = functools.reduce(getattr, name.split("."), torch.ops)
+        except AttributeError:
+            continue  # a later release removed it: aten.cholesky
         given = [argument for argument in operator._schema.arguments if not argument.kwarg_only]
         tensors = "".join("v" if "Tensor" in str(argument.type) else "-" for argument in given)
         found.append((name, sum(not argument.has_default_value() for argument in given), tensors))
