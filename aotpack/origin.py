@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 import sysconfig
 from functools import cache
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -57,6 +59,20 @@ def is_model(path: str) -> bool:
 def is_users_own(path: str) -> bool:
     """Whether a file may have code of the model, and is not of an installed package."""
     return is_model(path) and not _is_installed(path)
+
+
+def current_line() -> str:
+    """Return ``file:line: source`` of the innermost line of the model or of a library that runs now, or an empty string."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_model(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else line_of(frame)
+
+
+def line_of(frame: FrameType) -> str:
+    """Return ``file:line: source`` of a frame's current line."""
+    path, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{path}:{line}: {linecache.getline(path, line).strip()}"
 
 
 def _is_installed(path: str) -> bool:

@@ -30,7 +30,7 @@ from .api.patching import hooked
 from .api.writes import operator_of, written
 from .fixes.aot_autograd.overlaps import OverlapMutationMode
 from .refusals.undefined_gradients import UndefinedGradients
-from .state_assignments import SideEffectError, assigned_state
+from .state_assignments import SideEffectError
 
 
 class VersionedWrites(NamedTuple):
@@ -171,7 +171,6 @@ def _run(
         inputs = (*leaves.values(), *state.values())
         before = {id(tensor): tensor._version for tensor in inputs}
         known = [tensor.grad_fn for tensor in inputs]
-        assigned = assigned_state()
         watched, undefined = _RefusedFunctions(leaves, state), UndefinedGradients()
         with contextlib.ExitStack() as stack:
             if operators is not None:
@@ -195,7 +194,7 @@ def _run(
         undefined.check([leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)])
         touched = VersionedWrites(
             frozenset(i for i, tensor in leaves.items() if tensor._version != before[id(tensor)]),
-            frozenset(name for name, x in state.items() if x._version != before[id(x)] or id(x) in assigned),
+            frozenset(name for name, x in state.items() if x._version != before[id(x)]),
         )
         reached = [leaf for leaf in torch.utils._pytree.tree_leaves((result, inputs)) if isinstance(leaf, torch.Tensor)]
         records = any(tensor.requires_grad and all(tensor.grad_fn is not one for one in known) for tensor in reached)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import linecache
-import sys
-from collections.abc import Iterator
-from types import FrameType
+from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -27,14 +24,17 @@ class SideEffectError(Exception):
 
 ASSIGNS_STATE = "assigns a new tensor to a buffer or parameter; write into it with copy_() or another in-place operation"
 _SHARES = "assigns to the buffer {name!r} a tensor that shares memory with {owner}; assign a clone() of it"
+_CALL = "_call_impl"
+_UNTIES = "assigns a new tensor to the buffer {name!r}, which shared memory with {owner}; write into it with copy_()"
 _KEEPS = "returns the tensor that was the buffer {name!r} before a new one was assigned; return a clone() of it"
 
 
 class _Assigned(NamedTuple):
-    """A buffer that a call has replaced, the tensor that it was before, and the user's line."""
+    """A buffer that a call has replaced, its name in the model, the tensor that it was before, and the user's line."""
 
     module: torch.nn.Module
     name: str
+    path: str
     before: torch.Tensor
     line: str
 
@@ -43,22 +43,13 @@ class _Assigned(NamedTuple):
         return self.module._buffers[self.name]  # type: ignore[return-value]
 
 
-_written: set[int] = set()
-
-
-def assigned_state() -> set[int]:
-    """Return a new set for the ids of the buffers to which the next call assigns."""
-    global _written
-    _written = set()
-    return _written
-
-
 @contextlib.contextmanager
-def kept_state_changes(model: torch.nn.Module) -> Iterator[None]:
+def kept_state_changes(model: torch.nn.Module) -> Iterator[Set[str]]:
     """While the model runs without Dynamo, let it assign tensors to its buffers.
 
-    At the end of its call, the buffers are again the tensors that they were, with the new values.
-    Until then the old tensors keep their old ones.
+    At the end of its call, hooks included, the buffers are again the tensors that they were, with
+    the new values. Until then the old tensors keep their old ones. Yields the names of the buffers
+    to which the model has assigned so far.
 
     Raises:
         SideEffectError: the new value has another shape or dtype, requires gradients, replaces a
@@ -67,6 +58,8 @@ def kept_state_changes(model: torch.nn.Module) -> Iterator[None]:
     original = torch.nn.Module.__setattr__
     assigned: dict[tuple[int, str], _Assigned] = {}
     known: dict[tuple[int, str], _Assigned] = {}
+    names = set[str]()
+    paths = {id(module): prefix for prefix, module in model.named_modules()}
     depth = 0
 
     def guarded(module: torch.nn.Module, name: str, value: Any) -> None:
@@ -78,11 +71,12 @@ def kept_state_changes(model: torch.nn.Module) -> Iterator[None]:
             raise SideEffectError(ASSIGNS_STATE)
         if value.shape != buffer.shape or value.dtype != buffer.dtype:
             raise SideEffectError(ASSIGNS_STATE)
-        if not depth:  # in a hook of the model itself
-            buffer.copy_(value)
-            return None
-        key = id(module), name
-        known[key] = assigned.setdefault(key, _Assigned(module, name, buffer, _model_line()))._replace(line=_model_line())
+        if not depth or id(module) not in paths:  # no call of the model would settle it
+            raise SideEffectError(ASSIGNS_STATE)
+        key, line = (id(module), name), origin.current_line()
+        path = f"{paths[id(module)]}.{name}".lstrip(".")
+        known[key] = assigned.setdefault(key, _Assigned(module, name, path, buffer, line))._replace(line=line)
+        names.add(path)
         return original(module, name, value)
 
     def copied() -> None:
@@ -90,24 +84,24 @@ def kept_state_changes(model: torch.nn.Module) -> Iterator[None]:
 
         A tensor that the backward needs would otherwise get the new value while it is traced.
         """
-        for key, (module, name, _, line) in known.items():
-            buffer = module._buffers[name]
+        for key, each in known.items():
+            buffer = each.module._buffers[each.name]
             if buffer is not None:
-                assigned[key] = _Assigned(module, name, buffer, line)
+                assigned[key] = each._replace(before=buffer)
                 with torch._C.DisableTorchFunction():
-                    module._buffers[name] = buffer.detach().clone()
+                    each.module._buffers[each.name] = buffer.detach().clone()
 
-    def settled(forward: Any) -> Any:
-        @functools.wraps(forward)
+    def settled(call: Any) -> Any:
+        @functools.wraps(call)
         def called(*args: Any, **kwargs: Any) -> Any:
             nonlocal depth
             depth += 1
             try:
                 if depth > 1:
-                    return forward(*args, **kwargs)
+                    return call(*args, **kwargs)
                 copied()
                 buffers = _buffers(model)
-                result = forward(*args, **kwargs)
+                result = call(*args, **kwargs)
                 now = _buffers(model)
                 if any(
                     now.get(key) is not buffer for key, buffer in buffers.items() if buffer is not None and key not in assigned
@@ -126,24 +120,24 @@ def kept_state_changes(model: torch.nn.Module) -> Iterator[None]:
 
         return called
 
-    with hooked("fake-runs", torch.nn.Module, "__setattr__", guarded), _with_forward(model, settled):
-        yield
+    with hooked("fake-runs", torch.nn.Module, "__setattr__", guarded), _with_call(model, settled):
+        yield names
 
 
 @contextlib.contextmanager
-def _with_forward(model: torch.nn.Module, wrapped: Any) -> Iterator[None]:
-    """Wrap the ``forward`` of a model that has buffers, as an attribute of the instance."""
+def _with_call(model: torch.nn.Module, wrapped: Any) -> Iterator[None]:
+    """Wrap the call of a model that has buffers, with its hooks, as an attribute of the instance."""
     if next(model.buffers(), None) is None:
         yield
         return
-    own = model.__dict__.get("forward")
-    model.__dict__["forward"] = wrapped(model.forward)
+    own = model.__dict__.get(_CALL)
+    model.__dict__[_CALL] = wrapped(getattr(model, _CALL))
     try:
         yield
     finally:
-        del model.__dict__["forward"]
+        del model.__dict__[_CALL]
         if own is not None:
-            model.__dict__["forward"] = own
+            model.__dict__[_CALL] = own
 
 
 def _buffers(model: torch.nn.Module) -> dict[tuple[int, str], torch.Tensor | None]:
@@ -156,7 +150,6 @@ def _settle(assigned: list[_Assigned], model: torch.nn.Module, call: Any, result
     before = {id(each.before) for each in assigned}
     values = [each.now.clone() if {id(each.now), id(each.now._base)} & before else each.now for each in assigned]
     for each, value in zip(assigned, values, strict=True):
-        _written.add(id(each.before))
         with _unsafe_preserve_version_counter(each.before):  # eager does not write to the old tensor
             each.before.copy_(value)
 
@@ -172,28 +165,25 @@ def _refuse_shared(assigned: list[_Assigned], model: torch.nn.Module, call: Any,
     results = [storage for x in pytree.tree_leaves(result) if (storage := _storage(x)) is not None]
     for each in assigned:
         value, old = _storage(each.now), _storage(each.before)
-        if owner := next((name for name, storage in owners if storage is not None and storage == value), ""):
+        others = [(other.path, _storage(other.before)) for other in assigned if other is not each]
+        if owner := _owner(value, owners):
             raise _error(_SHARES, each, owner)
+        if owner := _owner(old, owners + others):
+            raise _error(_UNTIES, each, owner)
         if value is not None and value in results:
             raise _error(_SHARES, each, "a result")
         if old is not None and old in results:
             raise _error(_KEEPS, each)
 
 
+def _owner(storage: StorageWeakRef | None, owners: Sequence[tuple[str, StorageWeakRef | None]]) -> str:
+    return next((name for name, owned in owners if storage is not None and owned == storage), "")
+
+
 def _error(text: str, assigned: _Assigned, owner: str = "") -> SideEffectError:
-    error = SideEffectError(text.format(name=assigned.name, owner=owner))
+    error = SideEffectError(text.format(name=assigned.path, owner=owner))
     error.add_note(assigned.line)
     return error
-
-
-def _model_line() -> str:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not origin.is_model(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    path = frame.f_code.co_filename
-    return f"{path}:{frame.f_lineno}: {linecache.getline(path, frame.f_lineno).strip()}"
 
 
 def _storage(value: Any) -> StorageWeakRef | None:

@@ -25,7 +25,6 @@ from .. import origin
 from .._torch import fake_run
 from .._torch.api import fake_tensors, messages
 from .._torch.state_assignments import kept_state_changes
-from . import source_lines
 from .container_changes import Containers, Inside, Run, is_container, shown
 from .dry_run import repeat
 
@@ -206,7 +205,7 @@ def _lines(model: torch.nn.Module) -> Iterator[list[str]]:
             if last and (run.containers_differ()):
                 found.append(last)
                 return None
-            last = source_lines.of_frame(frame)
+            last = origin.line_of(frame)
             return trace
 
         before = sys.gettrace()

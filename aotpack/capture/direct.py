@@ -37,7 +37,7 @@ def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
     integers = {i: fake_tensors.varying_integer(mode, leaves[i], bounds) for i, bounds in shapes.integers.items()}
     faked = [fake(leaf) if isinstance(leaf, torch.Tensor) else integers.get(i, leaf) for i, leaf in enumerate(leaves)]
     fake_args, fake_kwargs = pytree.tree_unflatten(faked, spec)
-    with observed_python(model):
+    with observed_python(model) as assigned:
         dry_run = repeat.run_on_fake_tensors(model, args, kwargs)
         _fix_numbers(model, leaves, shapes)
         with (
@@ -50,7 +50,7 @@ def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
             joint = aot_autograd.export_joint(
                 model, fake_args, fake_kwargs, source.decompositions, observe=source.returned.observe
             )
-    return with_dry_run(dry_run, joint), lost(regions, joint)
+    return with_dry_run(dry_run, assigned, joint), lost(regions, joint)
 
 
 def _fix_numbers(model: torch.nn.Module, leaves: Sequence[Any], shapes: DynamicShapes) -> None:

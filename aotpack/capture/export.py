@@ -31,7 +31,7 @@ def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
         raise ValueError("dynamic_shapes has no names of arguments, which this front end needs")
     if shapes.original is not None:
         _spell_out(model, kwargs)
-    with observed_python(model):
+    with observed_python(model) as assigned:
         dry_run = repeat.run_on_fake_tensors(model, args, kwargs)
         if dry_run.reads_nodes:
             raise lost_gradients.LostGradientError(
@@ -48,7 +48,7 @@ def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
             exported.module(check_guards=False), fake_args, fake_kwargs, source.decompositions, observe=source.returned.observe
         )
     _check_bounds(joint.graph_module.graph)
-    return with_dry_run(dry_run, joint), lost(regions, joint)
+    return with_dry_run(dry_run, assigned, joint), lost(regions, joint)
 
 
 def _spell_out(model: torch.nn.Module, kwargs: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,16 +44,19 @@ class FrontEndInput:
 
 
 @contextlib.contextmanager
-def observed_python(model: torch.nn.Module) -> Iterator[None]:
-    """Trace the model's Python: refuse what the trace would lose, and keep what the model changes while it runs."""
+def observed_python(model: torch.nn.Module) -> Iterator[Set[str]]:
+    """Trace the model's Python: refuse what the trace would lose, and keep what the model changes while it runs.
+
+    Yields the names of the buffers to which the model has assigned so far.
+    """
     with (
-        kept_state_changes(model),
+        kept_state_changes(model) as assigned,
         lost_gradients.plain_saving(),
         no_python_random(),
         containers.refused(model),
         KnownConstants(),
     ):
-        yield
+        yield assigned
 
 
 def has_modes(model: torch.nn.Module) -> bool:
@@ -103,8 +106,10 @@ def _is_input_with_gradient(node: object) -> bool:
     return bool(getattr(value, "requires_grad", True))
 
 
-def with_dry_run(dry_run: repeat.DryRun, joint: aot_autograd.Joint) -> aot_autograd.Joint:
-    return dataclasses.replace(joint, compares=dry_run.compares, touched=dry_run.touched, side_effects=dry_run.changed)
+def with_dry_run(dry_run: repeat.DryRun, assigned: Set[str], joint: aot_autograd.Joint) -> aot_autograd.Joint:
+    """Return a joint graph with what a dry run found, and with the buffers to which the model ``assigned``."""
+    touched = dry_run.touched._replace(names=dry_run.touched.names | assigned)
+    return dataclasses.replace(joint, compares=dry_run.compares, touched=touched, side_effects=dry_run.changed)
 
 
 def lost(regions: checkpoints.Regions, joint: aot_autograd.Joint) -> tuple[str, ...]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import linecache
 import re
-import sys
 import traceback
 from collections.abc import Iterable
-from types import FrameType
 
 from .. import origin
 
@@ -39,22 +36,6 @@ def frames_of(error: BaseException) -> list[str]:
 def of_stack(stack: traceback.StackSummary) -> str:
     """Return ``file:line: source`` of the user's innermost line, or an empty string."""
     return next((text for path, text in reversed(_model_lines(stack)) if origin.is_users_own(path)), "")
-
-
-def here() -> str:
-    """Return the innermost line of the model or of a library that runs now, or an empty string."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not origin.is_model(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    return of_frame(frame)
-
-
-def of_frame(frame: FrameType) -> str:
-    """Return ``file:line: source`` of a frame's current line."""
-    path, line = frame.f_code.co_filename, frame.f_lineno
-    return f"{path}:{line}: {linecache.getline(path, line).strip()}"
 
 
 def _model_lines(frames: Iterable[traceback.FrameSummary]) -> list[tuple[str, str]]:

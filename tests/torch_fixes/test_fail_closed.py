@@ -36,7 +36,7 @@ def test_an_analysis_that_breaks_is_an_error(tmp_path: Path, monkeypatch: pytest
             monkeypatch.setattr(repeat.origin, "is_ours", lambda path: path == __file__)
             raise
 
-    monkeypatch.setattr(analysis, "kept_state_changes", in_our_code)
+    monkeypatch.setattr(fake_run, "run_on_fake_tensors", in_our_code)
     run = partial(zero_one.SizeRun(None, {})._fake_run, torch.nn.Identity(), (), {})  # type: ignore[arg-type]
     if analysis is strides:
         run = partial(strides._run, torch.nn.Identity(), (torch.ones(2),), {}, {})

@@ -26,9 +26,9 @@ from torch.overrides import TorchFunctionMode
 
 from aotpack_loader.runtime.branches import BRANCH_MESSAGE
 
+from ... import origin
 from ..._torch.api.constants import KnownConstants
 from ..._torch.state_assignments import SideEffectError
-from .. import source_lines
 from . import numbers
 from .eager import run_on_copies
 
@@ -52,7 +52,7 @@ def observe(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     found: list[Branch] = []
 
     def read(function: _Read, tensor: torch.Tensor) -> Any:
-        found.append(Branch(function(tensor), source_lines.here()))
+        found.append(Branch(function(tensor), origin.current_line()))
         return found[-1].value
 
     def report(value: bool, where: str) -> None:
@@ -89,7 +89,7 @@ def follow(model: torch.nn.Module, branches: Sequence[Branch], *, of_numbers: bo
             return taken[-1]
 
         def read(function: _Read, tensor: torch.Tensor) -> Any:
-            branch = take(source_lines.here())
+            branch = take(origin.current_line())
             torch.ops.aten._assert_async.msg(_is(tensor, branch.value), _message(branch))
             return branch.value
 

@@ -17,7 +17,6 @@ import torch
 
 from ... import origin
 from ..._torch.api import shape_env
-from .. import source_lines
 
 _COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
@@ -86,4 +85,4 @@ def _line() -> str:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename in (torch.__file__, __file__):
         frame = frame.f_back
-    return source_lines.of_frame(frame) if frame is not None and origin.is_model(frame.f_code.co_filename) else ""
+    return origin.line_of(frame) if frame is not None and origin.is_model(frame.f_code.co_filename) else ""

@@ -23,7 +23,6 @@ from torch.overrides import TorchFunctionMode
 from ... import origin
 from ..._torch import fake_run
 from ..._torch.api.module_attributes import watched_attributes
-from .. import source_lines
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), tuple, frozenset)
 KEPT = "a tensor of an earlier call"
@@ -137,7 +136,7 @@ class Steps(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         if name not in _SILENT:
             self.taken.append(
-                Step(f"{name}({', '.join(map(self._record_of, pytree.tree_leaves((args, kwargs))))})", source_lines.here())
+                Step(f"{name}({', '.join(map(self._record_of, pytree.tree_leaves((args, kwargs))))})", origin.current_line())
             )
         result = func(*args, **(kwargs or {}))
         for value in pytree.tree_leaves(result):

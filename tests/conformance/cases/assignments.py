@@ -114,6 +114,62 @@ class Nested(nn.Module):
         return self.inner(self.layer(x)) + self.inner(x)  # type: ignore[no-any-return]
 
 
+def hooked(before: Callable[[Any, Any], Any] | None = None, after: Callable[[Any, Any, Any], Any] | None = None) -> Any:
+    """Makes a module that scales by a buffer, with hooks of its own."""
+
+    def made() -> nn.Module:
+        module = buffers(lambda self, x: x * self.b)()
+        if before is not None:
+            module.register_forward_pre_hook(before)
+        if after is not None:
+            module.register_forward_hook(after)
+        return module
+
+    return made
+
+
+def assigned_before(self: Any, args: Any) -> None:
+    self.b = self.b * 0.5 + args[0].detach().mean(0)
+
+
+def assigned_after(self: Any, args: Any, result: Tensor) -> Tensor:
+    """The call and the hook have read the old values, and the backward needs them."""
+    old, self.b = self.b, self.b * 0.5 + result.detach().mean(0)
+    return result * old + self.b
+
+
+class Untied(nn.Module):
+    """Two names of one buffer; the model assigns to one, which has its own values from then on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.ones(3))
+        self.inner = buffers(reads_the_old_one)()
+        self.inner.b = self.a
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.a  # type: ignore[no-any-return]
+
+
+class BothAssigned(Untied):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        self.a = self.a * 2
+        return y * self.a  # type: ignore[no-any-return]
+
+
+class Unregistered(nn.Module):
+    """Assigns to a buffer of a module that is no submodule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.ones(3))
+        self.others = [buffers(only_assigned)()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.others[0](x) * self.others[0].b + self.a  # type: ignore[no-any-return]
+
+
 WORKS = (
     reads_the_old_one,
     writes_to_the_old_one,
@@ -131,6 +187,9 @@ REFUSED = {
     "a_result": rf"shares memory with a result; assign a clone.*\{_LINE}",
     "returns_the_old_one": rf"returns the tensor that was the buffer 'b'.*return a clone.*\{_LINE}",
     "without_setattr": "assigns a new tensor to a buffer or parameter",
+    "of no submodule": rf"assigns a new tensor to a buffer or parameter.*\{_LINE}",
+    "both of two names": rf"assigns a new tensor to the buffer '(inner\.b|a)', which shared memory with .*\{_LINE}",
+    "one of two names": rf"assigns a new tensor to the buffer 'inner.b', which shared memory with a.*\{_LINE}",
 }
 REFUSED = {f"assigned buffers: {name}": text for name, text in REFUSED.items()} | {
     "assigned buffers: an argument detached in place": r"detach_\(\) on an argument.*use detach\(\).*assignments.py:\d+"
@@ -153,5 +212,11 @@ CASES: list[Case] = [
         module_case(f"assigned buffers: in a module called twice, {end}", Nested, g(4, 3), calls=CALLS, front_ends=(end,))
         for end in ("export", "trace")
     ),
+    module_case("assigned buffers: in a pre-hook of the model", hooked(before=assigned_before), g(4, 3), calls=CALLS),
+    module_case("assigned buffers: in a hook of the model", hooked(after=assigned_after), g(4, 3), calls=CALLS),
+    module_case("assigned buffers: in both hooks of the model", hooked(assigned_before, assigned_after), g(4, 3), calls=CALLS),
+    module_case("assigned buffers: one of two names", Untied, g(4, 3), calls=CALLS),
+    module_case("assigned buffers: both of two names", BothAssigned, g(4, 3), calls=CALLS),
+    module_case("assigned buffers: of no submodule", Unregistered, g(4, 3), calls=CALLS),
     case("assigned buffers: an argument detached in place", detached_in_place, n(3)),
 ]
