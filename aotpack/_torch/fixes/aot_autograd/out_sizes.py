@@ -45,69 +45,58 @@ class OutSizeMode(TorchFunctionMode):
         inputs = {name: value for name, value in kwargs.items() if name not in out}
         if not given or not all(isinstance(tensor, FunctionalTensor) for tensor in given):
             if given and all(isinstance(tensor, torch.Tensor) and torch._is_functional_tensor(tensor) for tensor in given):
-                _require_sizes(given, function, args, inputs, out)  # `torch.range` comes here only as an operator
+                _require_as_eager(given, function, args, inputs, out)  # `torch.range` comes here only as an operator
             return function(*args, **kwargs)
-        _require_type(given, function, args, inputs, out)
         fresh = [torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor in given]
-        args, kwargs = _in_type_of(given[0], function, args, kwargs)
-        name = _name(function)
-        if name == "logsumexp" and (values := _logsumexp(given[0], *args, **inputs)) is not None:
-            _set(given[0], values.detach())
-            return given[0]
-        found = function(*args, **{**kwargs, **tree_unflatten(fresh, spec)})
-        if not all(_equal(tensor.shape, value.detach().shape) for tensor, value in zip(given, fresh, strict=True)):
-            _require_sizes(given, function, args, inputs, out)
+        typed, positional, named = _in_type_of(given[0], function, args, kwargs)
+        found = typed(*positional, **{**named, **tree_unflatten(fresh, spec)})
+        same_sizes = all(_equal(tensor.shape, value.detach().shape) for tensor, value in zip(given, fresh, strict=True))
+        if not same_sizes or _has_other_types(given, args, inputs):
+            _require_as_eager(given, function, args, inputs, out)
         for tensor, value in zip(given, fresh, strict=True):
             # `value` itself says that it is empty; a view of it has the true sizes
             _set(tensor, value.detach())
         return type(found)(given) if isinstance(found, tuple) else given[0]
 
 
-def _require_type(
+def _has_other_types(given: Sequence[torch.Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    inputs = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
+    return any(tensor.dtype != value.dtype for tensor in given for value in inputs)
+
+
+def _require_as_eager(
     given: Sequence[torch.Tensor], function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], out: Any
 ) -> None:
-    """Refuse an ``out=`` whose element type eager refuses (``softmax``, ``tril``, ``take``); a trace would convert the result.
+    """Refuse an ``out=`` of a type that eager refuses (``softmax``), or of sizes that eager keeps (``arange``).
 
-    Eager is asked with small numbers in place of the arguments. What it raises for results of its own type, too, tells nothing.
+    A trace would convert the result, and give the tensor its sizes. Eager is asked with zeros in place of the
+    arguments. What it raises for results of its own type, too, tells nothing.
     """
-    values, spec = tree_flatten((args, kwargs))
-    if all(tensor.dtype == value.dtype for tensor in given for value in values if isinstance(value, torch.Tensor)):
-        return
     function = getattr(function, "overloadpacket", function)  # an overload with ``out`` cannot be called without it
-    with _disable_current_modes(), torch.no_grad():
-        positional, named = tree_unflatten([_example(value) for value in values], spec)
-        try:
-            own, _ = tree_flatten(function(*positional, **named))
-            wanted = [torch.empty(0, dtype=tensor.dtype) for tensor in own]
-            function(*positional, **named, **_as_out(wanted, out))
-        except (RuntimeError, TypeError):
-            return
-        try:
-            function(*positional, **named, **_as_out([torch.empty(0, dtype=tensor.dtype) for tensor in given], out))
-        except RuntimeError as error:
-            raise OutSizeError(f"eager refuses the element type of out=: {str(error).splitlines()[0]}") from None
-
-
-def _require_sizes(
-    given: Sequence[torch.Tensor], function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], out: Any
-) -> None:
-    """Refuse an ``out=`` that eager fills without giving it the sizes of the result (``arange``, ``linspace``).
-
-    Eager is asked as in :func:`_require_type`.
-    """
-    function = getattr(function, "overloadpacket", function)
     values, spec = tree_flatten((args, kwargs))
     with _disable_current_modes(), _functionalization_off(), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about sizes; the model's own call warns
         positional, named = tree_unflatten([_example(value) for value in values], spec)
-        filled, fresh = [_example(tensor) for tensor in given], [torch.empty(0, dtype=tensor.dtype) for tensor in given]
+
+        def fill(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            function(*positional, **named, **_as_out(tensors, out))
+            return tensors
+
+        filled = [_example(tensor) for tensor in given]
         sizes = [tensor.shape for tensor in filled]
         try:
-            for tensors in (filled, fresh):
-                function(*positional, **named, **_as_out(tensors, out))
+            fill(_empty_like(tree_flatten(function(*positional, **named))[0]))
         except (RuntimeError, TypeError):
             return
-    for tensor, before, result in zip(filled, sizes, fresh, strict=True):
+        try:
+            results = fill(_empty_like(given))
+        except RuntimeError as error:
+            raise OutSizeError(f"eager refuses the element type of out=: {str(error).splitlines()[0]}") from None
+        try:
+            fill(filled)
+        except RuntimeError:
+            return
+    for tensor, before, result in zip(filled, sizes, results, strict=True):
         if tensor.shape == before != result.shape:
             raise OutSizeError(
                 f"eager keeps the sizes {[*before]} of out=, which has as many elements as the result; "
@@ -124,6 +113,10 @@ def _as_out(tensors: Sequence[torch.Tensor], out: Any) -> dict[str, Any]:
     return tree_unflatten(list(tensors), tree_flatten(out)[1])  # type: ignore[no-any-return]
 
 
+def _empty_like(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.empty(0, dtype=tensor.dtype) for tensor in tensors]
+
+
 def _example(value: Any) -> Any:
     """A real tensor like a traced one; sizes that vary have their example's value."""
     if isinstance(value, torch.SymInt):
@@ -138,41 +131,44 @@ def _names(function: Callable[..., Any]) -> list[str]:
     return ["out"] if operator is None else [argument.name for argument in operator._schema.arguments if argument.is_out]
 
 
-_TYPED = frozenset({"sum", "mean", "nansum", "nanmean", "prod", "cumsum", "cumprod"})
+def _logsumexp(input: torch.Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype, out: torch.Tensor) -> torch.Tensor:
+    """Sums in the type ``dtype``, as eager does for an ``out=`` of that type."""
+    if not input.is_floating_point() or not input.numel():
+        return torch.logsumexp(input, dim, keepdim, out=out)
+    largest = input.amax(dim, keepdim=True)
+    largest = largest.masked_fill(largest.abs() == float("inf"), 0)
+    total = (input - largest).exp().sum(dim, keepdim=keepdim, dtype=dtype).log()
+    return torch.add(total, largest.reshape(total.shape), out=out)
+
+
+_TYPED: dict[str, Callable[..., Any] | None] = {
+    **dict.fromkeys(("sum", "mean", "nansum", "nanmean", "prod", "cumsum", "cumprod")),
+    "logsumexp": _logsumexp,
+}
+"""Functions that eager computes in the element type of ``out=``, as if that were their argument ``dtype``; in place of
+those without that argument another function is called.
+"""
 _CAST = frozenset({"var", "std"})
-"""Functions that eager computes in the element type of ``out=``: with an argument ``dtype``, and without."""
+"""Functions whose input eager converts to that type."""
 
 
 def _in_type_of(
     out: torch.Tensor, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The arguments with which a reduction computes in the element type of ``out``."""
-    name = _name(function)
+) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
+    """The function and the arguments with which a reduction computes in the element type of ``out``."""
+    name = str(getattr(function, "__name__", "")).partition(".")[0]
     x = args[0] if args else next((kwargs[key] for key in ("input", "self") if key in kwargs), None)
-    if name not in _TYPED | _CAST or not isinstance(x, torch.Tensor) or x.dtype == out.dtype:
-        return args, kwargs
+    if name not in _TYPED.keys() | _CAST or not isinstance(x, torch.Tensor) or x.dtype == out.dtype:
+        return function, args, kwargs
     reached("aot-sizes-of-out")
     if name in _TYPED:
-        return args, {**kwargs, "dtype": kwargs.get("dtype") or out.dtype}
+        return _TYPED[name] or function, args, {**kwargs, "dtype": kwargs.get("dtype") or out.dtype}
     cast = x.to(out.dtype)
-    return [cast if value is x else value for value in args], {
-        key: cast if value is x else value for key, value in kwargs.items()
-    }
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return str(getattr(function, "__name__", "")).partition(".")[0]
-
-
-def _logsumexp(out: torch.Tensor, input: torch.Tensor, dim: Any, keepdim: bool = False) -> torch.Tensor | None:
-    """What eager computes for an ``out=`` of another type: it sums in that type; None if there is nothing to change."""
-    if input.dtype == out.dtype or not input.is_floating_point() or not input.numel():
-        return None
-    reached("aot-sizes-of-out")
-    largest = input.amax(dim, keepdim=True)
-    largest = largest.masked_fill(largest.abs() == float("inf"), 0)
-    total = (input - largest).exp().sum(dim, keepdim=keepdim, dtype=out.dtype).log()
-    return total + largest.reshape(total.shape)
+    return (
+        function,
+        [cast if value is x else value for value in args],
+        {key: cast if value is x else value for key, value in kwargs.items()},
+    )
 
 
 def _set(tensor: torch.Tensor, value: torch.Tensor) -> None:
