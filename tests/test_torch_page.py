@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,21 @@ def test_a_script_called_without_a_release_prints_its_help(script: str, tmp_path
     assert done.returncode == 2
     assert f"scripts/{script} 2.15.0 " in done.stderr
     assert "set -" not in done.stderr
+
+
+@pytest.mark.parametrize(("limit", "message"), [("torch<2.15", "pip's configuration forbids torch 2.15.0"), ("", "no index has")])
+def test_a_torch_that_pip_refuses_is_explained(tmp_path: Path, limit: str, message: str) -> None:
+    if limit:
+        with zipfile.ZipFile(tmp_path / "torch-2.15.0-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("torch-2.15.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.15.0\n")
+            wheel.writestr("torch-2.15.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr("torch-2.15.0.dist-info/RECORD", "")
+    constraint = tmp_path / "limits.txt"
+    constraint.write_text(limit)
+    pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_CONSTRAINT": constraint, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": tmp_path}
+    settings = {name: str(value) for name, value in {**pip, "AOTPACK_ENVS": tmp_path / "envs"}.items()}
+    command = [ROOT / "scripts/setup-torch", "2.15.0"]
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"error: {message}" in done.stderr
+    assert list((tmp_path / "envs").iterdir()) == []
