@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,7 @@ def test_running_control_flow_imports_no_compiler(everything: Path, fresh_proces
     code = """
         import json, sys
         import torch
+        torch.ones(1, requires_grad=True).sum().backward()  # imports modules of torch's own
         before = set(sys.modules)
         import aotpack_loader
         model = aotpack_loader.load(sys.argv[1])
@@ -340,29 +342,42 @@ def test_running_flex_attention_imports_no_compiler(tmp_path: Path, fresh_proces
 
 
 class Scaled(nn.Module):
-    """A branch that no gradient goes through."""
+    """Control flow that no gradient goes through."""
+
+    def __init__(self, scale: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
-            scale = torch.cond(x.sum() > 0, lambda x: x.exp(), lambda x: x.cos(), (x,))
+            scale = self.scale(x)
         return x * scale
 
 
+SCALES: dict[str, Callable[[Tensor], Tensor]] = {
+    "cond": lambda x: torch.cond(x.sum() > 0, lambda x: x.exp(), lambda x: x.cos(), (x,)),
+    "while_loop": lambda x: while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y.sin()), (torch.tensor(0), x))[1],
+    "scan": lambda x: scan(lambda carry, row: (carry + row, carry * row), x[0] * 1, x)[1],
+}
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_control_flow_under_no_grad_has_no_gradients_without_dynamo(tmp_path: Path) -> None:
+@pytest.mark.parametrize("operator", SCALES)
+def test_control_flow_under_no_grad_has_no_gradients_without_dynamo(tmp_path: Path, operator: str) -> None:
     """torch.export forgets the mode around control flow, so it is not let; plain tracing keeps it."""
+    model = Scaled(SCALES[operator])
     out, x = tmp_path / "model.aotpack", torch.randn(4, 3, requires_grad=True)
 
     def build(*front_ends: str) -> None:
-        aotpack.build(Scaled(), (x,), out=out, targets=("portable",), methods=("train",), front_ends=front_ends)
+        aotpack.build(model, (x,), out=out, targets=("portable",), methods=("train",), front_ends=front_ends)
 
-    with pytest.raises(AotpackError, match=r"export: LostGradientError: calls cond under no_grad.*test_control_flow\.py"):
+    with pytest.raises(AotpackError, match=rf"export: LostGradientError: calls {operator} under no_grad.*test_control_flow\.py"):
         build("export")
     build("export", "trace")
     loaded = aotpack.load(out)
     for sign in (1, -1):
         here, there = [(sign * x.detach().abs()).requires_grad_() for _ in range(2)]
-        Scaled()(here).sum().backward()
+        model(here).sum().backward()
         loaded(there).sum().backward()
         torch.testing.assert_close(there.grad, here.grad)
 

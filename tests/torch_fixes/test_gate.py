@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
+import pkgutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -17,7 +20,7 @@ from aotpack._torch import aot_autograd
 from aotpack._torch.fixes import gate, sources
 from aotpack._torch.fixes.applying import fixes_of
 from aotpack._torch.fixes.entries import FIXES, HOOKS
-from aotpack._torch.fixes.register import INDUCTOR, SUPPORTED, minor, name_of
+from aotpack._torch.fixes.register import INDUCTOR, INDUCTOR_SUPPORTED, SUPPORTED, minor, name_of
 from aotpack.report.describe import producer_text
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import BuildError, UnsupportedTorchError
@@ -54,6 +57,30 @@ def test_every_entry_is_found_and_recorded_here() -> None:
             assert sources.recorded()[name].get(HERE) == sources.fingerprint(name), f"{entry.id}: {name}"
     recorded = set(sources.recorded())
     assert recorded == {name for entry in entries for name in entry.patches}, "run scripts/torch-fixes record"
+
+
+def private_overrides(module: ModuleType) -> Iterator[str]:
+    """The methods of torch's private classes that a module's subclasses override; abstract ones are interfaces."""
+    for kind in vars(module).values():
+        if inspect.isclass(kind) and kind.__module__ == module.__name__:
+            for base in kind.__mro__[1:]:
+                if base.__module__.startswith("torch._"):
+                    own = [vars(base)[name] for name in vars(kind).keys() & vars(base).keys()]
+                    yield from (f"{base.__module__}.{method.__qualname__}" for method in own if is_method(method))
+
+
+def is_method(value: object) -> bool:
+    return inspect.isroutine(value) and not getattr(value, "__isabstractmethod__", False)
+
+
+@pytest.mark.skipif(HERE not in INDUCTOR_SUPPORTED, reason="aotpack uses no Inductor of this torch")
+def test_every_method_that_a_subclass_overrides_is_registered() -> None:
+    package = aotpack._torch
+    names = [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    modules = [importlib.import_module(name) for name in names if not name.rpartition(".")[2].startswith("xla")]
+    found = {name for module in modules for name in private_overrides(module)}
+    assert found, "no subclass was found"
+    assert found <= {name for entry in (*FIXES, *HOOKS) for name in entry.patches}
 
 
 def only_recorded_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._guards import CompileContext
+from torch._dynamo import symbolic_convert
 from torch.autograd import function as functions
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -116,7 +116,7 @@ def _with_gradients_on(call: Callable[..., Any]) -> Callable[..., Any]:
     running: list[torch._ops.HigherOrderOperator] = []  # nested calls may run without gradients, as in Dynamo
 
     def called(operator: torch._ops.HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() and not running and CompileContext.try_get() is None:
+        if not torch.is_grad_enabled() and not running and not _dynamo_translates():
             raise LostGradientError(
                 f"calls {operator.name()} under no_grad, which torch.export does not record: its result would require a gradient"
             )
@@ -127,6 +127,14 @@ def _with_gradients_on(call: Callable[..., Any]) -> Callable[..., Any]:
             running.pop()
 
     return called
+
+
+def _dynamo_translates() -> bool:
+    """Whether Dynamo translates code. It turns gradients off for its own calls of operators.
+
+    From torch 2.15 on the whole of torch.export has a ``CompileContext``, which therefore tells nothing.
+    """
+    return getattr(symbolic_convert.tls, "current_tx", None) is not None
 
 
 def _refusal_of(name: str) -> Callable[..., Any]:

@@ -339,6 +339,8 @@ HOOKS = (
         module="inductor",
         patches=(
             "torch._inductor.graph.GraphLowering.placeholder",
+            "torch._inductor.graph.GraphLowering.run_node",
+            "torch._inductor.graph.GraphLowering.find_nodes_prefer_channels_last",
             "torch._inductor.graph.GraphLowering.codegen_with_cpp_wrapper",
             "torch._inductor.compile_fx.compile_fx_aot",
             "torch._inductor.compile_fx.compile_fx_inner",
