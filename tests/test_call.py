@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle  # noqa: TID251 - to show that it is refused
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -469,8 +470,33 @@ def test_a_parameter_changed_between_forward_and_backward_is_noticed(loaded: aot
     loss = loaded(*args, **kwargs)["loss"]
     with torch.no_grad():
         loaded.get_parameter("frozen.weight").add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(AutogradError, match=r"modified by an inplace operation(.|\n)*parameter 'frozen.weight': was modified"):
         loss.backward()
+
+
+class Clipped(nn.Module):
+    """Eager saves no argument; a bundle compares ``x`` with 0 again. Both save the scale and the first result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((3,), 2.0))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = (torch.where(x > 0, x, 0 * x) * self.scale).exp()
+        return hidden, hidden.sin()
+
+
+@pytest.mark.parametrize("modified", ["x", "buffer 'scale'", "result[0]"])
+def test_an_error_names_what_was_modified_before_the_backward(modified: str, load: Load, tmp_path: Path) -> None:
+    out, x = tmp_path / "clipped", torch.randn(3, requires_grad=True)
+    aotpack.build(Clipped(), (x,), out=out, targets=("portable",), methods=("train",))
+    loaded = load(out)
+    first, second = loaded(x)
+    named = {"x": x, "buffer 'scale'": loaded.get_buffer("scale"), "result[0]": first}
+    with torch.no_grad():
+        named[modified].add_(1)
+    with pytest.raises(AutogradError, match=rf"modified by an inplace operation(.|\n)*{re.escape(modified)}: was modified"):
+        second.sum().backward()
 
 
 def test_hooks_run(loaded: aotpack.LoadedProgram) -> None:

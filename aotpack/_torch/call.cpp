@@ -198,6 +198,7 @@ struct Differentiable {
   std::vector<bool> detached;
   std::vector<size_t> donated; // indices of saved values that the backward may overwrite
   std::vector<std::tuple<size_t, size_t, std::string>> between; // visible outputs: the first is computed from the second
+  std::shared_ptr<Function> changed; // raises for the number of a saved tensor that was changed in place; may be null
 };
 
 // The node of the gradients under create_graph: raises if a second derivative is computed.
@@ -358,8 +359,8 @@ struct Step : Node {
   variable_list unpack() {
     std::lock_guard<std::mutex> lock(mutex_);
     variable_list checked, found;
-    for (const SavedVariable& value : checked_) {
-      checked.push_back(value.unpack(getptr())); // raises torch's own errors: freed, or modified in place
+    for (size_t i = 0; i < checked_.size(); ++i) {
+      checked.push_back(unpacked(i));
     }
     if (released_) {
       refuse("released");
@@ -379,6 +380,17 @@ struct Step : Node {
       found.at(position) = found.at(position).clone();
     }
     return found;
+  }
+
+  Tensor unpacked(size_t position) {
+    try {
+      return checked_[position].unpack(getptr());
+    } catch (const c10::Error&) { // freed, or changed in place
+      if (!released_ && method_->changed) {
+        method_->changed->raise(std::to_string(position));
+      }
+      throw;
+    }
   }
 
   void release() {
@@ -838,6 +850,9 @@ std::shared_ptr<const Differentiable> differentiable(const py::dict& from) {
   made->donated = take<std::vector<size_t>>(from, "donated");
   if (from.contains("between")) { // loaders of earlier releases describe none
     made->between = take<std::vector<std::tuple<size_t, size_t, std::string>>>(from, "between");
+  }
+  if (from.contains("changed")) {
+    made->changed = std::make_shared<Function>(take<py::object>(from, "changed"));
   }
   return made;
 }

@@ -168,6 +168,23 @@ def stops_recomputation(error: BaseException) -> bool:
     return kind is not None and isinstance(error, kind)
 
 
+def changed_saved_tensor(ctx: Any) -> int | None:
+    """Index of the first saved tensor of a function that was changed in place.
+
+    None if none was, if they were freed, or if this torch does not tell.
+    """
+    try:
+        saved = ctx._raw_saved_tensors
+    except RuntimeError:
+        return None
+    for i, value in enumerate(saved if hasattr(torch._C._autograd.SavedTensor, "unpack") else ()):
+        try:
+            value.unpack()
+        except RuntimeError:
+            return i
+    return None
+
+
 def release_saved_tensors(ctx: Any) -> None:
     """Release a function's saved tensors now, unless the graph is kept. They then live only while they are in use."""
     ctx.maybe_clear_saved_tensors()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._torch_compat import (
+    changed_saved_tensor,
     is_batched,
     keeps_graph,
     opaque,
@@ -50,6 +51,7 @@ class Differentiable:
         native: bool = False,
     ) -> None:
         self.forward, self.backward, self.checks, self.native = forward, backward, checks, native
+        self.method = method
         # Code that reuses the memory of saved tensors has a second form that keeps them, for a
         # retained graph.
         self.retaining: Executable = getattr(backward, "retaining", backward)
@@ -224,7 +226,7 @@ def _gradients(ctx: Any, call: _Call, gradients: Sequence[torch.Tensor | None]) 
         from .refused_gradients import batched_gradient_error  # an error, so not imported at every start
 
         raise batched_gradient_error()
-    arguments = _unpack(ctx, call)  # raises torch's own errors: freed, or modified in place
+    arguments = _unpack(ctx, call)
     if not method.untrusted:
         return _computed_gradients(ctx, call, gradients, arguments, received)
     try:
@@ -352,7 +354,15 @@ def _unpack(ctx: Any, call: _Call) -> list[Any]:
 
     Unless the graph is kept, the returned list then holds the only references to them.
     """
-    found = [*ctx.saved_tensors]
+    try:
+        found = [*ctx.saved_tensors]
+    except RuntimeError as error:
+        position = None if call.hooked else changed_saved_tensor(ctx)
+        if position is None:
+            raise
+        from .refused_gradients import changed_error
+
+        raise changed_error(call.method.method, position, primals_first=True) from error
     if call.unchecked is None:
         from .refused_gradients import graph_freed_error
 

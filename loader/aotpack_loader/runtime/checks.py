@@ -14,6 +14,7 @@ import torch
 
 from ..errors import CheckError, Problem
 from ..format import expressions, schema, subclasses
+from ..format.labels import primal_name
 from ..format.subgraphs import output_values
 from .expectations import Expected, digest, fingerprint, origins, storage_of, storages_of
 from .subclasses import plain_tensors
@@ -55,7 +56,7 @@ class Checks:
         own_layout: bool,
     ) -> None:
         self._name, self._method, self._device = name, method, device
-        self._paths = [_primal_name(primal, method) for primal in method.primals]
+        self._paths = [primal_name(primal, method) for primal in method.primals]
         self._held = subclasses.of_primals(method, entries)
         self._primals = subclasses.part_positions(self._held)
         words = _parts(self._paths, self._held) + [f"size {size}" for size in method.sizes]
@@ -313,25 +314,10 @@ def _parts(names: Sequence[str], values: Sequence[schema.Subclass | None]) -> li
     return [f"{name}{part}" for name, value in zip(names, values, strict=True) for part in subclasses.part_names(value)]
 
 
-def _primal_name(primal: schema.Primal, method: schema.Method) -> str:
-    if isinstance(primal, schema.InputPrimal):
-        return method.leaves[primal.leaf].path
-    if isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)):
-        return f"the memory of {', '.join(method.leaves[member.leaf].path for member in primal.members)}"
-    return f"{_KINDS[type(primal)]} {primal.name!r}"
-
-
-_KINDS: dict[type, str] = {
-    schema.ParameterPrimal: "parameter",
-    schema.BufferPrimal: "buffer",
-    schema.ConstantPrimal: "constant",
-}
-
-
 def _results_by_output(method: schema.Method) -> dict[int, str]:
     """The forward outputs that are not only for the backward, each with a description of its use."""
     found = {
-        mutation.output: f" (new value of {_primal_name(method.primals[mutation.primal], method)})"
+        mutation.output: f" (new value of {primal_name(method.primals[mutation.primal], method)})"
         for mutation in method.mutations
     }
     for path, result in zip(result_paths(method), method.results, strict=True):

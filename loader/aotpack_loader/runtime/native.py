@@ -8,6 +8,7 @@ None before anything has run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -236,6 +237,7 @@ def _differentiable(differentiable: Differentiable, method: schema.Method) -> di
         "detached": differentiable.detached,
         "donated": getattr(differentiable.backward, "donated", []),
         "between": _between(differentiable, method),
+        "changed": partial(_refuse_changed, method),
     }
 
 
@@ -266,6 +268,13 @@ def _result(result: schema.Result) -> tuple[str, Any]:
         return "size", result.expr
     assert isinstance(result, schema.FreshResult)
     return "output", result.output
+
+
+def _refuse_changed(method: schema.Method, number: str) -> None:
+    """Raise the error for a saved tensor that was changed in place. The library calls this."""
+    from .refused_gradients import changed_error
+
+    raise changed_error(method, int(number), primals_first=False)
 
 
 def refuse(what: str, concerned: torch.Tensor | dict[int, Any] | None) -> None:

@@ -7,7 +7,10 @@ from typing import Any
 import torch
 
 from .._torch_compat import opaque
-from ..errors import AutogradError
+from ..errors import AutogradError, Problem
+from ..format import schema
+from ..format.labels import primal_name
+from .tree import result_paths
 
 
 class _SecondDerivative(torch.autograd.Function):
@@ -49,6 +52,39 @@ def graph_freed_error() -> AutogradError:
         "The backward of this call has already run, and what it needs has been freed.",
         hint="Pass retain_graph=True to the first backward to run it twice.",
     )
+
+
+def changed_error(method: schema.Method, position: int, *, primals_first: bool) -> AutogradError:
+    """The error for a saved primal or output that was changed in place since the call.
+
+    ``position`` counts those that autograd saved, in the order of the document or with ``primals_first``.
+    """
+    assert method.backward is not None
+    saved = [item for item in method.backward.saved if isinstance(item, schema.SavedPrimal) or _is_checked(item)]
+    if primals_first:
+        saved.sort(key=_is_checked)
+    item = saved[position]
+    name = (
+        primal_name(method.primals[item.primal], method) if isinstance(item, schema.SavedPrimal) else _output_name(item, method)
+    )
+    return AutogradError(
+        "The backward needs a value that has been modified by an inplace operation since the call.",
+        [Problem(name, "was modified")],
+        hint="Modify it after the backward, or work on a clone. The original may need other values than the bundle.",
+    )
+
+
+def _is_checked(item: schema.Saved) -> bool:
+    return isinstance(item, schema.SavedOutput) and item.check_version
+
+
+def _output_name(item: schema.Saved, method: schema.Method) -> str:
+    output = item.output if isinstance(item, schema.SavedOutput) else None
+    kinds = (schema.FreshResult, schema.AliasResult)
+    results = zip(result_paths(method), method.results, strict=True)
+    found = [path for path, result in results if isinstance(result, kinds) and result.output == output]
+    found += [primal_name(method.primals[change.primal], method) for change in method.mutations if change.output == output]
+    return next(iter(found), "a saved value")
 
 
 def higher_order_error(order: str) -> AutogradError:

@@ -9,6 +9,7 @@ import torch
 
 from ..errors import AutogradError, Problem
 from ..format import schema
+from ..format.labels import primal_name
 
 Run = Callable[[tuple[Any, ...], dict[str, Any], Mapping[str, torch.Tensor]], Any]
 Before = tuple[list[int], torch.Tensor | None]
@@ -35,7 +36,7 @@ class SecondDerivative:
         self._state = {p.name: i for i, p in enumerate(first.primals) if isinstance(p, kinds)}
         overwritten = {mutation.primal for mutation in first.mutations}
         self._watched = [i for i in range(len(first.primals)) if i not in overwritten]
-        self._names = [_name(primal, first) for primal in first.primals]
+        self._names = [primal_name(primal, first) for primal in first.primals]
 
     def before(self, primals: Sequence[torch.Tensor]) -> Before:
         """Version counters and generator state, to be taken before the forward runs."""
@@ -69,9 +70,3 @@ class SecondDerivative:
             with torch.random.fork_rng(devices=[]):
                 torch.set_rng_state(generator)
                 return list(self._run(arguments, {}, state))
-
-
-def _name(primal: schema.Primal, method: schema.Method) -> str:
-    if isinstance(primal, schema.InputPrimal):
-        return method.leaves[primal.leaf].path
-    return "" if isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)) else primal.name
