@@ -45,6 +45,8 @@ class Model(nn.Module):
         picked = self.bag(more[0]).sum()
         picked = picked + h[:, 0].scatter_reduce(0, more[1], h[:, 1], "mean").sum()
         picked = picked + h[:, 2].index_put((more[2],), h[:2, 3]).sum()
+        picked = picked + torch.zeros(8).scatter_add(0, more[3], h[:, 4]).square().sum()
+        picked = picked + torch.zeros(8).index_add(0, more[4], h[:, 5]).square().sum()
         torch._assert_async(ok.all(), 'it said "no"\\')
         picked = picked + h.gather(1, at).sum()
         h = Rows.apply(h, rows)
@@ -53,7 +55,7 @@ class Model(nn.Module):
 
 def arguments() -> list[Any]:
     ids = torch.arange(64) % 8
-    more = [torch.arange(64).view(32, 2), torch.arange(64), torch.arange(64) < 2]
+    more = [torch.arange(64).view(32, 2), torch.arange(64), torch.arange(64) < 2, torch.arange(64) % 8, torch.arange(64) % 8]
     return [ids, ids[:, None] % 6, ids + 1, torch.arange(64), torch.ones(3, dtype=torch.bool), more]
 
 
@@ -73,6 +75,12 @@ WRONG = {
     "bag": (5, 70, r"_embedding_bag.* train\.forward.*\n  test_refusals.py:\d+: picked = self\.bag"),
     "scatter_reduce": (6, 64, r"scatter_reduce.* train\.forward.*\n  test_refusals.py:\d+: picked = picked \+ h\[:, 0\]"),
     "index_put": (7, 0, r"index_put.* train\.forward.*shape mismatch.*\n  test_refusals.py:\d+: picked = picked \+ h\[:, 2\]"),
+    "scatter_add": (
+        8,
+        8,
+        r"scatter.* train\.forward.*\n  test_refusals.py:\d+: picked = picked \+ torch\.zeros\(8\)\.scatter_add",
+    ),
+    "index_add": (9, 8, r"index.* train\.forward.*\n  test_refusals.py:\d+: picked = picked \+ torch\.zeros\(8\)\.index_add"),
     "index in the backward": (3, 64, r"aten\.index\w*\.\w+ .* train\.backward"),
 }
 

@@ -110,11 +110,13 @@ def _calling(operator: str, lines: Mapping[str, str]) -> list[str]:
     """Lines of the nodes that call an operator.
 
     Nodes are called after their operators. A function's name may have an overload at its end (``scatter_reduce_two``).
+    Compiled code calls that function for ``scatter_add``, too.
     """
     name = (operator.split(".")[1] if "." in operator else operator).strip("_")
     bases = {node: _NUMBERED.sub("", node).strip("_") for node in lines}
     named = max((base for base in bases.values() if f"{name}_".startswith(f"{base}_")), key=len, default=name)
-    return list(dict.fromkeys(lines[node] for node, base in bases.items() if base == named))
+    called = {named, "scatter_add"} if name == "scatter_reduce_two" else {named}
+    return list(dict.fromkeys(lines[node] for node, base in bases.items() if base in called))
 
 
 def _first_line(error: Exception) -> str:
