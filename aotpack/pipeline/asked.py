@@ -31,18 +31,33 @@ def check_turned_on(convention: signature.Convention) -> None:
 
 
 def check_dynamic(
-    shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf], symbols: Sequence[schema.Symbol], constraints: Sequence[str]
+    shapes: DynamicShapes,
+    leaves: Sequence[schema.InputLeaf],
+    symbols: Sequence[schema.Symbol],
+    constraints: Sequence[str],
+    *,
+    second: bool = False,
 ) -> None:
-    """Check that each size that the user declared dynamic is dynamic, over the whole range that the user gave."""
+    """Check that each size that the user declared dynamic is dynamic, over the whole range that the user gave.
+
+    ``second``: the method computes second derivatives, so its arguments are not the user's.
+    """
     ranges, labels = {symbol.name: symbol for symbol in symbols}, Labels(symbols)
     problems: list[Problem] = []
     for number, dims in shapes.dims.items():
         leaf = leaves[number]
-        for dim, (low, high, automatic, _) in dims.items():
+        for dim, (low, high, automatic, name) in dims.items():
             if automatic:
                 continue
             size = leaf.shape[dim] if isinstance(leaf, schema.TensorLeaf) else 0
             where = f"{leaf.path}.shape[{dim}]"
+            if isinstance(size, int) and second:
+                message = f"torch's second derivative of an operator fixes it at {size}; those of convolutions and batch norms do"
+                raise BuildError(
+                    "Second derivatives do not allow these sizes to vary as dynamic_shapes asks.",
+                    [Problem(name or where, message)],
+                    hint="Build with this size as it is in the example, or without second_derivatives.",
+                )
             if isinstance(size, int):
                 problems.append(Problem(where, f"dynamic in dynamic_shapes, but the model fixes it at {size}"))
                 continue

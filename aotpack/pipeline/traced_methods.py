@@ -354,7 +354,7 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
     if convention.backward is not None and not plan.grad:
         check_turned_on(convention)
     symbols = labelled(convention.method.symbols, shapes, convention.method.leaves)
-    check_dynamic(shapes, convention.method.leaves, symbols, constraints)
+    check_dynamic(shapes, convention.method.leaves, symbols, constraints, second=plan not in options.plans)
     convention = replace(convention, method=replace(convention.method, symbols=symbols))
     if constraints:
         shown = ", ".join(map(Labels(symbols).text, constraints))

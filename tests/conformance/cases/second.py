@@ -212,6 +212,7 @@ CASES: list[Case] = [
     second("autograd.Function with a gradient of its own", ThroughTriple, g(5, 3)),
     second("one tangent missing", Two, g(2, 3), act=penalty_left),
     second("dynamic batch", Mlp, g(5, 3), dynamic_shapes={"x": {0: torch.export.Dim("batch", min=2)}}),
+    second("dynamic batch, convolution", Conv, g(5, 3, 4, 4), dynamic_shapes={"x": {0: torch.export.Dim("batch", min=2)}}),
     second("eval mode", Conv, g(2, 3, 4, 4), calls=(Call(1, training=False, act=penalty),), methods=("eval",)),
     second("several calls", Mlp, g(5, 3), calls=(Call(1, act=penalty), Call(2, act=penalty_twice), Call(3))),
     case(
