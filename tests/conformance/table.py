@@ -158,7 +158,7 @@ REFUSED: dict[str, str] = {
     "effects: torch's print operator": "side effects.*print, which is not an operator",
     "outputs: an object of a class of the user's": r"result\[1\]: is a builtins.set",
     "second derivatives: views of an intermediate": "results: are views of a value that requires a gradient and is not returned",
-    "second derivatives: dynamic batch, convolution": r"Second derivatives do not allow.*batch: torch's second derivative .* at 5",
+    "second derivatives: dynamic batch, convolution": r"Second derivatives do not allow.*batch: torch.s second .* at 5",
     "second derivatives: an input is written to": r"y: is written to by the model",
     "second derivatives: a buffer that is read and overwritten": "scale: is read by the gradients, and written to",
     "autograd: enable_grad inside the model, views of an intermediate": "turns gradients on \\(enable_grad\\) in a method",
