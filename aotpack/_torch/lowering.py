@@ -35,6 +35,7 @@ from .layouts import (
     output_layouts,
 )
 from .scatters import plain_additions
+from .second_trace import without_second_trace
 from .small_loops import one_thread_for_small_loops
 from .toolchain import Library, LoweringError, send_failure, send_sources, tool_chain
 
@@ -103,6 +104,7 @@ class GraphToLower:
             by name, but AOTInductor's names look like names of parameters.
         donated: the consumed inputs that the code may overwrite. ``torch.compile`` takes them from
             AOTAutograd's metadata, which AOTInductor does not have.
+        relaid: the inputs whose strides are not those that the graph was traced with.
     """
 
     module: torch.fx.GraphModule
@@ -112,6 +114,7 @@ class GraphToLower:
     free: Collection[int] = ()
     consumed: Collection[int] = ()
     donated: Collection[int] = ()
+    relaid: Collection[int] = ()
 
 
 def lower_with_aoti(graph: GraphToLower, codes: Sequence[Code]) -> tuple[list[Library], list[OutputLayout]]:
@@ -188,12 +191,13 @@ class _Lowering:
             self._stack,
             torch.no_grad(),
             tool_chain(lambda: self.here),
-            must_be_reached("inductor-graph-lowering", "inductor-tool-chain"),
+            must_be_reached("inductor-graph-lowering", "inductor-second-trace", "inductor-tool-chain"),
             apply_fixes("inductor", module=module, saved=self.graph.free),
             plain_additions(),
             one_thread_for_small_loops(),
             hooked("inductor-graph-lowering", compile_fx, "GraphLowering", Watched),
             kernel_events(self.graph.key, module),
+            without_second_trace(self.graph.relaid),
         ):
             flat, options = compile_fx._aoti_flatten_inputs(module, tuple(self.graph.inputs), options=options)
             try:

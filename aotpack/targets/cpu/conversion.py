@@ -44,6 +44,7 @@ class ConvertedGraph:
     free: list[int]
     consumed: list[int]
     donated: list[int]
+    relaid: list[int]
     fingerprint: str
 
 
@@ -107,6 +108,7 @@ def convert_graph(item: GraphToCompile, layouts: Layouts, own: Collection[int]) 
         free=free,
         consumed=consumed,
         donated=donated,
+        relaid=[i for i, source in enumerate(inputs) if isinstance(source, schema.GivenInput) and layouts.get(source.index)],
         fingerprint=fingerprint,
     )
 

@@ -275,7 +275,9 @@ def _lower(
         lowering.Code(folder / target.level / key / "code.so", target.march, target._bits(), target.products or 0)
         for target in targets
     ]
-    graph = lowering.GraphToLower(call.module, call.examples, key, call.training, call.free, call.consumed, call.donated)
+    graph = lowering.GraphToLower(
+        call.module, call.examples, key, call.training, call.free, call.consumed, call.donated, call.relaid
+    )
     with messages.own_warnings(), targets[0]._refusing(key):
         return lowering.lower_with_aoti(graph, codes)
 

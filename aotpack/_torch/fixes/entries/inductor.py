@@ -349,6 +349,13 @@ HOOKS = (
         ),
     ),
     Hook(
+        id="inductor-second-trace",
+        component="inductor",
+        summary="Copies a graph that AOTAutograd has traced, where AOTInductor would trace it again.",
+        module="second_trace",
+        patches=("torch._inductor.compile_fx.aot_export_module",),
+    ),
+    Hook(
         id="inductor-events",
         component="inductor",
         summary="Puts an event of torch's profiler around each kernel, with the modules that the kernel comes from.",
