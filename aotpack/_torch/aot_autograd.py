@@ -31,6 +31,7 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from .api.counting import must_be_reached, reached
 from .api.fake_tensors import fake_mode_of
+from .api.graph_modules import lazy_graph_modules
 from .api.patching import hooked
 from .api.random_operators import is_effectful
 from .api.source_lines import name_backward, recorded_lines
@@ -171,6 +172,7 @@ def _export_joint(
         refused_gradient_writes(),
         dirty.watched(),
         must_be_reached("aot-export"),
+        lazy_graph_modules(),
         copies,
     ):
         joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)

@@ -185,6 +185,7 @@ class _Lowering:
             "fallback_random": True,
             "keep_output_stride": True,
             "size_asserts": False,
+            "aot_inductor.compile_wrapper_opt_level": "Og",  # takes half as long as O1 for the calls of kernels
             **self.codes[0].options,
         }
         with (

@@ -14,6 +14,7 @@ from torch._higher_order_ops.base_hop import BaseHOP
 from torch._higher_order_ops.utils import get_dummy_aot_autograd_config
 
 from .aot_autograd import Joint
+from .api.graph_modules import lazy_graph_modules
 from .fixes.applying import apply_fixes, fix_graph
 from .memory_budget import within_budget
 
@@ -37,7 +38,8 @@ def partition(
     forward outputs beyond AOTAutograd's.
     """
     static = list(range(joint.tokens + len(joint.primal_descriptors)))
-    with within_budget(memory_budget), apply_fixes("partitioner", joint=joint.graph_module), joint.fake_mode:
+    fixes = apply_fixes("partitioner", joint=joint.graph_module)
+    with within_budget(memory_budget), fixes, joint.fake_mode, lazy_graph_modules():
         split: Split = default_partition if partitioner == "default" else min_cut_rematerialization_partition
         prepare(joint.graph_module, split)
         fix_graph("partitioner", joint.graph_module)

@@ -22,6 +22,7 @@ from torch.fx.traceback import preserve_node_meta, set_current_meta
 
 from .api.counting import reached
 from .api.fake_tensors import fake_mode_of
+from .api.graph_modules import lazy_graph_module
 from .api.patching import Replacing, hooked
 
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -91,7 +92,7 @@ def copied(module: GraphModule, decompositions: Decompositions, relaid: Collecti
                 copy.add(node)
     copy.graph.output(copy.of(module.graph.output_node().args[0]))
     copy.graph.eliminate_dead_code()
-    return GraphModule(torch.nn.Module(), copy.graph)
+    return lazy_graph_module(torch.nn.Module(), copy.graph)
 
 
 class _Copy:

@@ -15,6 +15,7 @@ from aotpack_loader.errors import BuildError
 from aotpack_loader.format import donations, schema
 
 from ..._torch.api import fake_tensors
+from ..._torch.api.graph_modules import lazy_graph_module
 from ..._torch.events import origins_in
 from ..._torch.layouts import with_stride_order
 from ..._torch.randomness import call_generator_operators
@@ -57,7 +58,7 @@ def convert_graph(item: GraphToCompile, layouts: Layouts, own: Collection[int]) 
     graph = torch.fx.Graph()
     output = graph.graph_copy(item.module.graph, {})
     graph.output(output)
-    module = GraphModule(item.module, graph)
+    module = lazy_graph_module(item.module, graph)
     if layouts:
         _views_of_any_layout(graph)
     placeholders = graph.find_nodes(op="placeholder")
