@@ -230,9 +230,7 @@ class _Kernel(torch.autograd.Function):
         # [0]: sizes of steps, which the kernel ignores; AOTInductor can pass no empty list
         how: Any = (ctx.reverse, 2, saved[5].shape[-1], 1, ctx.has_biases, True, False, [0], False)
         found = torch.ops.aten.mkldnn_rnn_layer_backward.default(*saved, *gradients, *how, workspace)
-        # The kernel returns the gradient of both biases twice. The second one has a node in either
-        # case: torch's cache of fake results makes two tensors of it from the second call on.
-        sequence, *weights, _, bias, hidden, memory = found
+        sequence, *weights, _, bias, hidden, memory = found  # the kernel returns one tensor twice, and torch's cache two
         return None, None, sequence, *weights, bias, bias, hidden, memory
 
 
