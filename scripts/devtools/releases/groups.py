@@ -130,7 +130,7 @@ GROUPS = (
     ),
     Group("fixes", "fixes", "Cases of fixes below Inductor", _FIXES, code="portable"),
     Group("gate", "fixes", "The gate", ("tests/torch_fixes/test_gate.py", "tests/torch_fixes/test_fail_closed.py")),
-    Group("fixes-lowered", "fixes", "Generated code with and without a fix", ("tests/torch_fixes/test_lowered.py",), slow=True),
+    Group("fixes-lowered", "fixes", "Generated code", ("tests/torch_fixes/test_lowered.py", "tests/test_second_trace.py"), slow=True),
     Group("fixes-native", "fixes", "Cases of fixes of Inductor", _FIXES, code="native", slow=True),
 )
 
