@@ -32,6 +32,7 @@ class Group:
 
 _TABLE = ("tests/conformance/test_conformance.py",)
 _FRONT_ENDS = ("tests/conformance/test_front_ends.py",)
+_LOWERED = ("tests/torch_fixes/test_lowered.py", "tests/test_second_trace.py")
 _FIXES = ("tests/torch_fixes/test_fixes.py",)
 
 
@@ -130,7 +131,7 @@ GROUPS = (
     ),
     Group("fixes", "fixes", "Cases of fixes below Inductor", _FIXES, code="portable"),
     Group("gate", "fixes", "The gate", ("tests/torch_fixes/test_gate.py", "tests/torch_fixes/test_fail_closed.py")),
-    Group("fixes-lowered", "fixes", "Generated code", ("tests/torch_fixes/test_lowered.py", "tests/test_second_trace.py"), slow=True),
+    Group("fixes-lowered", "fixes", "Generated code", _LOWERED, slow=True),
     Group("fixes-native", "fixes", "Cases of fixes of Inductor", _FIXES, code="native", slow=True),
 )
 
