@@ -15,7 +15,7 @@ from torch import nn
 import aotpack
 import aotpack_loader
 from aotpack_loader.archive.bundle import Bundle
-from aotpack_loader.errors import CorruptBundleError, InputError, TrustError
+from aotpack_loader.errors import AutogradError, CorruptBundleError, InputError, TrustError
 from aotpack_loader.opening import record_files
 from aotpack_loader.opening.from_record import RecordedCall, plain
 from aotpack_loader.opening.recording import packed
@@ -115,6 +115,18 @@ def test_steps_from_a_record_are_those_of_eager(
             results[-1] += [parameter.grad for parameter in one.parameters() if parameter.grad is not None]
         for mine, theirs in zip(*results, strict=True):
             torch.testing.assert_close(mine, theirs)
+
+
+def test_an_error_of_a_backward_names_what_was_modified(records: Path, several: tuple[Path, nn.Module]) -> None:
+    path, _ = several
+    aotpack.load(path, backend="cpu")
+    model = aotpack.load(path, backend="cpu")
+    assert is_recorded(model)
+    loss = model(torch.randn(5, 4))["loss"]
+    with torch.no_grad():
+        model.last.weight.add_(1)
+    with pytest.raises(AutogradError, match=r"modified by an inplace operation(.|\n)*parameter 'last.weight': was modified"):
+        loss.backward()
 
 
 def test_unusual_calls_read_the_documents(records: Path, several: tuple[Path, nn.Module]) -> None:

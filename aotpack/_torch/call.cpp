@@ -198,7 +198,7 @@ struct Differentiable {
   std::vector<bool> detached;
   std::vector<size_t> donated; // indices of saved values that the backward may overwrite
   std::vector<std::tuple<size_t, size_t, std::string>> between; // visible outputs: the first is computed from the second
-  std::shared_ptr<Function> changed; // raises for the number of a saved tensor that was changed in place; may be null
+  std::vector<std::string> changed; // for each tensor that autograd saves, what to refuse if it was changed in place
 };
 
 // The node of the gradients under create_graph: raises if a second derivative is computed.
@@ -386,8 +386,8 @@ struct Step : Node {
     try {
       return checked_[position].unpack(getptr());
     } catch (const c10::Error&) { // freed, or changed in place
-      if (!released_ && method_->changed) {
-        method_->changed->raise(std::to_string(position));
+      if (!released_ && position < method_->changed.size()) {
+        refuse(method_->changed[position].c_str());
       }
       throw;
     }
@@ -852,7 +852,7 @@ std::shared_ptr<const Differentiable> differentiable(const py::dict& from) {
     made->between = take<std::vector<std::tuple<size_t, size_t, std::string>>>(from, "between");
   }
   if (from.contains("changed")) {
-    made->changed = std::make_shared<Function>(take<py::object>(from, "changed"));
+    made->changed = take<std::vector<std::string>>(from, "changed");
   }
   return made;
 }

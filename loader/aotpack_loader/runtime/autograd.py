@@ -360,9 +360,9 @@ def _unpack(ctx: Any, call: _Call) -> list[Any]:
         position = None if call.hooked else changed_saved_tensor(ctx)
         if position is None:
             raise
-        from .refused_gradients import changed_error
+        from .refused_gradients import changed_error, saved_names
 
-        raise changed_error(call.method.method, position, primals_first=True) from error
+        raise changed_error(saved_names(call.method.method, primals_first=True)[position]) from error
     if call.unchecked is None:
         from .refused_gradients import graph_freed_error
 

@@ -8,7 +8,6 @@ None before anything has run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -28,6 +27,9 @@ from .views import Kept, replayer, shared_values, with_origins
 
 BETWEEN: Final = "between results: "
 """Begins the reason for refusing a gradient between two results. Their paths follow, one a line."""
+
+CHANGED: Final = "changed in place: "
+"""Begins the reason for refusing a backward whose saved tensor was changed. Its name follows."""
 
 
 def use(call: MethodCall, library: CallLibrary) -> str:
@@ -211,6 +213,8 @@ def _executable(executable: Any) -> dict[str, Any]:
 
 
 def _differentiable(differentiable: Differentiable, method: schema.Method) -> dict[str, Any]:
+    from .refused_gradients import saved_names  # not at a recorded start
+
     assert method.backward is not None
     saved = method.backward.saved
     sizes = [(i, s.expr) for i, s in enumerate(saved) if isinstance(s, schema.SavedSize)]
@@ -237,7 +241,7 @@ def _differentiable(differentiable: Differentiable, method: schema.Method) -> di
         "detached": differentiable.detached,
         "donated": getattr(differentiable.backward, "donated", []),
         "between": _between(differentiable, method),
-        "changed": partial(_refuse_changed, method),
+        "changed": [f"{CHANGED}{name}" for name in saved_names(method)],
     }
 
 
@@ -270,21 +274,16 @@ def _result(result: schema.Result) -> tuple[str, Any]:
     return "output", result.output
 
 
-def _refuse_changed(method: schema.Method, number: str) -> None:
-    """Raise the error for a saved tensor that was changed in place. The library calls this."""
-    from .refused_gradients import changed_error
-
-    raise changed_error(method, int(number), primals_first=False)
-
-
 def refuse(what: str, concerned: torch.Tensor | dict[int, Any] | None) -> None:
     """Raise the same error as the Python path does in a backward. The library calls this.
 
     ``concerned``: the gradient that is refused, or the hooks on a result. Hooks that are not the
     caller's are no error.
     """
-    from .refused_gradients import batched_gradient_error, graph_freed_error, higher_order_error
+    from .refused_gradients import batched_gradient_error, changed_error, graph_freed_error, higher_order_error
 
+    if what.startswith(CHANGED):
+        raise changed_error(what.removeprefix(CHANGED))
     if what.startswith(BETWEEN):
         if isinstance(concerned, dict) and not has_hooks_of_caller(concerned):
             return

@@ -54,19 +54,20 @@ def graph_freed_error() -> AutogradError:
     )
 
 
-def changed_error(method: schema.Method, position: int, *, primals_first: bool) -> AutogradError:
-    """The error for a saved primal or output that was changed in place since the call.
-
-    ``position`` counts those that autograd saved, in the order of the document or with ``primals_first``.
-    """
+def saved_names(method: schema.Method, *, primals_first: bool = False) -> list[str]:
+    """What the tensors that autograd saves are to the caller, in the order of the document or with ``primals_first``."""
     assert method.backward is not None
     saved = [item for item in method.backward.saved if isinstance(item, schema.SavedPrimal) or _is_checked(item)]
     if primals_first:
         saved.sort(key=_is_checked)
-    item = saved[position]
-    name = (
+    return [
         primal_name(method.primals[item.primal], method) if isinstance(item, schema.SavedPrimal) else _output_name(item, method)
-    )
+        for item in saved
+    ]
+
+
+def changed_error(name: str) -> AutogradError:
+    """The error for a saved tensor that was changed in place since the call."""
     return AutogradError(
         "The backward needs a value that has been modified by an inplace operation since the call.",
         [Problem(name, "was modified")],
