@@ -85,7 +85,7 @@ def _output_name(item: schema.Saved, method: schema.Method) -> str:
     results = zip(result_paths(method), method.results, strict=True)
     found = [path for path, result in results if isinstance(result, kinds) and result.output == output]
     found += [primal_name(method.primals[change.primal], method) for change in method.mutations if change.output == output]
-    return next(iter(found), "a saved value")
+    return next(iter(found), "a result, or a value written to an argument or a buffer")
 
 
 def higher_order_error(order: str) -> AutogradError:
