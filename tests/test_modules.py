@@ -503,6 +503,19 @@ def test_hooks_rename_entries_before_names_are_checked(net: Net, loaded: aotpack
     assert loaded._load_state_dict_pre_hooks, "hooks are there for the next time"
 
 
+def test_hooks_after_loading_may_clear_what_is_missing(net: Net, loaded: aotpack.LoadedProgram) -> None:
+    """As for a part that is filled elsewhere."""
+    checkpoint = {name: value * 2 for name, value in net.state_dict().items() if name != "head.weight"}
+    for model in (copy.deepcopy(net), loaded):
+        cleared = model.register_load_state_dict_post_hook(lambda module, keys: keys.missing_keys.remove("head.weight"))
+        assert str(model.load_state_dict(checkpoint)) == "<All keys matched successfully>"
+        assert all(torch.equal(model.state_dict()[name], value) for name, value in checkpoint.items())
+        cleared.remove()
+        model.register_load_state_dict_post_hook(lambda module, keys: None)
+        with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \"head.weight\""):
+            model.load_state_dict(checkpoint)
+
+
 def test_counters_that_old_checkpoints_lack(net: Net, loaded: aotpack.LoadedProgram) -> None:
     checkpoint = {name: value for name, value in net.state_dict().items() if not name.endswith("num_batches_tracked")}
     for model in (copy.deepcopy(net), loaded):

@@ -122,9 +122,17 @@ def _capture(
         captured: torch.fx.GraphModule = graph_capture(model)(*args, **kwargs)
     if any(node.kwargs.get("dirty_idx") for node in captured.graph.nodes):
         raise NotImplementedError("an autograd.Function marks a tensor as dirty, and this front end loses its gradient")
+    if _returns_arrays(captured):
+        raise SideEffectError("returns a NumPy array, which is no value of a graph; return the tensor")
     captured.meta[SIDE_EFFECTS] = _side_effects([str(warning.message) for warning in caught])
     captured.meta[COMPARES] = bool(compared)
     return captured, changes
+
+
+def _returns_arrays(captured: torch.fx.GraphModule) -> bool:
+    """Whether Dynamo's code for the results turns a tensor of the graph into a NumPy array. On fake tensors it does not."""
+    results = getattr(captured, "_dynamo_bytecode_unflatten", None)
+    return results is not None and "to_numpy_helper" in results.out.graph_capture_output.bytecode.co_names
 
 
 @contextlib.contextmanager

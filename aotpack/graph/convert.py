@@ -24,7 +24,7 @@ from .._torch.api.random_operators import is_fixed
 from .._torch.api.torch_types import ShapeEnv
 from . import views
 from .expressions import size_expression
-from .literals import NOT_A_LITERAL, dtype_name, literal_argument
+from .literals import NOT_A_LITERAL, dtype_name, is_held, literal_argument
 
 _BUILTIN_NAMES: dict[Any, str] = {function: name for name, function in operators.BUILTINS.items()} | {torch.sym_sqrt: "sqrt"}
 
@@ -99,6 +99,9 @@ class _Converter:
     def value(self, node: FxNode) -> schema.Value:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
+            if not is_held(value.dtype):
+                message = f"{node.target} makes a tensor of type {value.dtype}, which a bundle does not hold"
+                self.problems.append(Problem(source_line(node) or node.name, message))
             return tensor_value(value, self.shape_env)
         if isinstance(value, torch.SymInt) or (isinstance(value, int) and not isinstance(value, bool)):
             return schema.IntValue(size_expression(value, self.shape_env))
@@ -147,6 +150,8 @@ class _Converter:
 def _unknown_argument(arg: object, node: FxNode) -> str:
     if isinstance(arg, torch._ops.OpOverload) and arg._schema.is_mutable:
         return f"calls {arg}, which writes to an argument and returns it; a custom operator must not return what it writes to"
+    if isinstance(arg, torch.dtype):
+        return f"calls {node.target} for the element type {arg}, which a bundle does not hold"
     return f"passes a {type(arg).__name__} to {node.target}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -17,6 +17,11 @@ def dtype_name(dtype: torch.dtype) -> schema.DType:
     return str(dtype).removeprefix("torch.")  # type: ignore[return-value]
 
 
+def is_held(dtype: torch.dtype) -> bool:
+    """Whether the format has this element type. It has no quantized ones."""
+    return dtype_name(dtype) in get_args(schema.DType)
+
+
 def literal_argument(arg: Any) -> Any:
     """A Python value as an argument of the format, or ``NOT_A_LITERAL``."""
     if arg is None or isinstance(arg, (bool, int, str)):
@@ -26,7 +31,7 @@ def literal_argument(arg: Any) -> Any:
     if isinstance(arg, complex):
         return schema.ComplexArg(float_literal(arg.real), float_literal(arg.imag))
     if isinstance(arg, torch.dtype):
-        return schema.DTypeArg(dtype_name(arg))
+        return schema.DTypeArg(dtype_name(arg)) if is_held(arg) else NOT_A_LITERAL
     if isinstance(arg, torch.device):
         return schema.DeviceArg(arg.type)
     if isinstance(arg, torch.memory_format):

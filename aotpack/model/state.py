@@ -15,7 +15,8 @@ from aotpack_loader.module.program import LoadedProgram
 from aotpack_loader.runtime.memory import bytes_of
 
 from .._torch.api.fake_tensors import is_plain_tensor, is_wrapper_subclass
-from ..graph.literals import dtype_name
+from .._torch.api.tensor_hooks import hooks_of
+from ..graph.literals import dtype_name, is_held
 from . import subclasses
 
 Kind = Literal["parameter", "buffer"]
@@ -51,6 +52,7 @@ def describe_state(model: torch.nn.Module, stored: StoredTensors) -> list[schema
     """
     _refuse_loaded(model)
     _refuse_uninitialised(model)
+    _refuse_hooked(model)
     entries: list[schema.StateEntry] = []
     first_name: dict[int, str] = {}
     storages: dict[int, tuple[str, int]] = {}
@@ -62,8 +64,11 @@ def describe_state(model: torch.nn.Module, stored: StoredTensors) -> list[schema
                 Problem(name, f"begins with {name.partition('.')[0]!r}, which the loaded module uses itself; rename it")
             )
             continue
-        if not is_wrapper_subclass(tensor) and (tensor.layout != torch.strided or tensor.is_quantized):
+        if not is_wrapper_subclass(tensor) and tensor.layout != torch.strided:
             problems.append(Problem(name, f"a {tensor.layout} tensor; a bundle stores dense tensors"))
+            continue
+        if not is_held(tensor.dtype):
+            problems.append(Problem(name, f"is of type {tensor.dtype}, which a bundle does not hold"))
             continue
         value = tensor.detach()
         tied_to = first_name.setdefault(id(tensor), name)
@@ -122,6 +127,21 @@ def _refuse_uninitialised(model: torch.nn.Module) -> None:
     if lazy:
         raise UnsupportedError(
             "The model has lazy modules that were never called.", lazy, hint="Call the model once on its example inputs."
+        )
+
+
+def _refuse_hooked(model: torch.nn.Module) -> None:
+    """Refuse hooks on parameters and buffers: the loaded bundle has tensors of its own.
+
+    Raises:
+        UnsupportedError: names all that have hooks.
+    """
+    found = [Problem(name, f"has a hook, {hook}") for name, _, tensor, _ in named_state(model) for hook in hooks_of(tensor)]
+    if found:
+        raise UnsupportedError(
+            "The model has hooks on parameters, and a bundle does not hold them.",
+            found,
+            hint="Remove them for the build (handle.remove()), and register them on the parameters of the loaded bundle.",
         )
 
 

@@ -305,6 +305,11 @@ def load_hooks(module: torch.nn.Module) -> list[tuple[torch.nn.Module, dict[int,
     return [(one, hooks) for one, hooks in found if hooks]
 
 
+def has_post_load_hooks(module: torch.nn.Module) -> bool:
+    """Whether a module has hooks that run after ``load_state_dict``. They may clear what it reports as missing."""
+    return any(one._load_state_dict_post_hooks for one in module.modules())
+
+
 @contextlib.contextmanager
 def without_load_hooks(modules: Sequence[torch.nn.Module]) -> Iterator[None]:
     """Disable the pre-hooks of ``load_state_dict`` of these modules inside the block."""

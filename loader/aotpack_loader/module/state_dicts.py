@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from .._torch_compat import load_hooks, without_load_hooks
+from .._torch_compat import has_post_load_hooks, load_hooks, without_load_hooks
 from ..errors import Problem, StateError
 
 
@@ -26,13 +26,15 @@ class Prepared(NamedTuple):
 
 @contextlib.contextmanager
 def checked(module: nn.Module, state_dict: Mapping[str, Any], *, strict: bool, assign: bool) -> Iterator[Mapping[str, Any]]:
-    """The entries for ``nn.Module.load_state_dict`` to load inside the block. Its hooks have already run.
+    """The entries for ``nn.Module.load_state_dict`` to load inside the block. Its pre-hooks have already run.
+
+    If there are hooks that run afterwards, torch itself reports missing and unexpected entries, to them.
 
     Raises:
         StateError: lists every missing, unexpected or misshaped entry; nothing was changed.
     """
     prepared = _prepared(module, state_dict, assign=assign)
-    if problems := list(_problems(module, prepared, strict=strict)):
+    if problems := list(_problems(module, prepared, strict=strict and not has_post_load_hooks(module))):
         raise StateError("The state dict does not fit this bundle.", problems)
     with without_load_hooks(prepared.hooked):
         yield prepared.entries

@@ -109,6 +109,22 @@ class Transient(nn.Module):
         return x * self.mask * self.count
 
 
+class Masked(nn.Module):
+    """Keeps a part of its weight as it is by a hook on the gradient, which the parameter has and the graphs have not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+        self.weight.register_hook(self.keep_first)
+
+    @staticmethod
+    def keep_first(grad: Tensor) -> Tensor:
+        return grad * torch.tensor([0.0, 1.0, 1.0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
 class NoState(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2
@@ -485,6 +501,7 @@ CASES: list[Case] = [
         calls=(Call(2, training=False, grad=False, prepare=unfreeze_first),),
     ),
     module_case("state: not persistent, integers, None", Transient, g(3), calls=THRICE),
+    module_case("state: a hook on a parameter", Masked, g(3)),
     module_case("state: none", NoState, g(3)),
     module_case("state: unused parameter", Unused, g(3)),
     module_case("state: odd parameters", Odd, t(2, 3)),
