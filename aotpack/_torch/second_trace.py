@@ -70,6 +70,8 @@ def _is_plain(node: Node) -> bool:
             return False
     elif node.op != "placeholder":
         return False
+    if "val" not in node.meta:  # a check of values, which has no result
+        return False
     return all(_is_constant_size(value) for value in pytree.tree_leaves(node.meta["val"]))
 
 
