@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_provenance(built: Path) -> None:
     read = {each["name"]: each for each in definition["resolvedDependencies"]}
     for name, text in (("model.py", MODEL), ("parts.py", PARTS)):
         assert read[name] == {"name": name, "digest": {"sha256": digest_of(text.encode())[7:]}}
-    assert read["torch"]["uri"] == f"pkg:pypi/torch@{torch.__version__.replace('+', '%2B')}"
+    assert read["torch"]["uri"] == f"pkg:pypi/torch@{metadata.version('torch').replace('+', '%2B')}"
     assert statement["predicate"]["runDetails"]["builder"]["id"] == "https://ci.example.com/7"
     assert "metadata" not in statement["predicate"]["runDetails"]
     assert str(built.parent) not in json.dumps(statement)  # no path of the machine

@@ -9,10 +9,9 @@ checkpoints with the help of :mod:`.._torch.api.checkpoint`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -94,64 +93,65 @@ def capture(
         SetsRequiresGradError: the model must be traced again with arguments that require
             gradients.
     """
+    request = _Request(model, args, kwargs, shapes, decompositions, training, grad, exact_random)
     refused: list[Reason] = []
     cause: Exception | None = None
     observed: list[Branch] | None = None
     for name in front_ends:
-        returned = Returned()
         try:
             if follow_example and name != "dynamo" and observed is None:
-                with _mode(model, training), torch.set_grad_enabled(grad):
+                with request.modes():
                     observed = observe(model, args, kwargs)
-            with (
-                _traced(model, training=training, exact_random=exact_random),
-                torch.set_grad_enabled(grad),
-                decomposed_as_eager(),
-            ):
-                if shapes.integers and name != "trace":
-                    raise ValueError("an integer argument varies, which this front end does not take")
-                followed = follow(model, observed, of_numbers=name == "trace") if observed else []
-                joint, lost = _FRONT_ENDS[name](FrontEndInput(model, args, kwargs, shapes, decompositions, returned))
-                _check_constants(joint)
-                joint = with_tangent_writes(with_parts_of_gradients(with_dense_results(joint)))
-                _check_layouts(joint)
+            captured = _attempt(request, name, observed or [])
         except (AotpackError, fake_run.SetsRequiresGradError):
             raise
-        except aot_autograd.AliasedOutputsError as error:
-            raise _refused_aliases(error) from error
-        except overlaps.OverlapError as error:
-            with _mode(model, training), torch.set_grad_enabled(grad):
-                raise _refused_overlap(model, args, kwargs, error) from error
-        except gradient_writes.GradientWriteError as error:
-            raise _refused_gradient_write(error) from error
-        except dirty_arguments.DirtyArgumentError as error:
-            raise _refused_dirty_argument(error) from error
-        except undefined_gradients.UndefinedGradientError as error:
-            if name != "dynamo":  # its graph loses the request for None, also where tracing keeps it
-                raise _refused_undefined_gradients(error) from error
-            refused.append(reason(name, error))
-            cause = cause or error
-            continue
-        except PackedSequenceError as error:
-            raise _refused_packing(error) from error
         except Exception as error:  # a front end may raise any error, which is reported if no other succeeds
+            if (refusal := _final_refusal(request, name, error)) is not None:
+                raise refusal from error
             refused.append(reason(name, error))
             cause = cause or error
-            continue
-        rejected = tuple(each.problem for each in merged(refused))
-        return Captured(joint, returned, name, rejected, lost, tuple(followed))
-    reasons = by_use(merged(refused))
-    follows = not follow_example and any(each.ours in (BRANCH, NUMBER) for each in reasons)
-    if follows:
-        ends = [name for name in front_ends if name != "dynamo"]
-        follows = _can_follow(
-            functools.partial(capture, model, args, kwargs, shapes, training=training, grad=grad, front_ends=ends),
-            decompositions,
-        )
-    refusal = _no_front_end(reasons, training=training, follows=follows)
-    refusal.__cause__ = cause
-    with _mode(model, training), torch.set_grad_enabled(grad):
-        raise explained(model, args, kwargs, refusal)
+        else:
+            return replace(captured, rejected=tuple(each.problem for each in merged(refused)))
+    raise _refused_by_all(request, by_use(merged(refused)), cause, front_ends, follow_example=follow_example)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is to be traced, and in which modes."""
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shapes: DynamicShapes
+    decompositions: aot_autograd.Decompositions | None
+    training: bool
+    grad: bool
+    exact_random: bool
+
+    @contextlib.contextmanager
+    def modes(self) -> Iterator[None]:
+        """Put the model and autograd into their modes inside the block."""
+        with _mode(self.model, self.training), torch.set_grad_enabled(self.grad):
+            yield
+
+
+def _attempt(request: _Request, front_end: str, observed: Sequence[Branch]) -> Captured:
+    """Trace with one front end, which follows the ``observed`` branches."""
+    model, shapes, returned = request.model, request.shapes, Returned()
+    with (
+        _traced(model, training=request.training, exact_random=request.exact_random),
+        torch.set_grad_enabled(request.grad),
+        decomposed_as_eager(),
+    ):
+        if shapes.integers and front_end != "trace":
+            raise ValueError("an integer argument varies, which this front end does not take")
+        followed = follow(model, observed, of_numbers=front_end == "trace") if observed else []
+        given = FrontEndInput(model, request.args, request.kwargs, shapes, request.decompositions, returned)
+        joint, lost = _FRONT_ENDS[front_end](given)
+        _check_constants(joint)
+        joint = with_tangent_writes(with_parts_of_gradients(with_dense_results(joint)))
+        _check_layouts(joint)
+    return Captured(joint, returned, front_end, lost_checkpoints=lost, branches=tuple(followed))
 
 
 def depends_on_gradients(
@@ -197,10 +197,35 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         yield
 
 
-def _can_follow(capture_again: Callable[..., Captured], decompositions: aot_autograd.Decompositions | None) -> bool:
+def _refused_by_all(
+    request: _Request, reasons: Sequence[Reason], cause: Exception | None, front_ends: Sequence[str], *, follow_example: bool
+) -> CaptureError:
+    """Return the error that no front end traced the model. ``cause`` is the first front end's error.
+
+    Eager runs find out whether the model itself fails, and another trace whether following the
+    branches of the example would help.
+    """
+    follows = not follow_example and any(each.ours in (BRANCH, NUMBER) for each in reasons) and _can_follow(request, front_ends)
+    refusal = _no_front_end(reasons, training=request.training, follows=follows)
+    refusal.__cause__ = cause
+    with request.modes():
+        return explained(request.model, request.args, request.kwargs, refusal)
+
+
+def _can_follow(request: _Request, front_ends: Sequence[str]) -> bool:
     """Whether the model can be traced if its branches are followed as on the example inputs."""
     try:
-        capture_again(decompositions=decompositions, follow_example=True)
+        capture(
+            request.model,
+            request.args,
+            request.kwargs,
+            request.shapes,
+            training=request.training,
+            grad=request.grad,
+            decompositions=request.decompositions,
+            front_ends=[name for name in front_ends if name != "dynamo"],
+            follow_example=True,
+        )
     except Exception:  # a front end may raise any error; only the earlier reasons are reported
         return False
     return True
@@ -234,6 +259,24 @@ _NUMBER_HINT = (
 _TENSOR_HINT = "Use torch.where, or torch.cond, in place of the branch."
 
 
+def _final_refusal(request: _Request, front_end: str, error: Exception) -> UnsupportedError | None:
+    """Return the error for the user, if no other front end can trace what ``error`` is about."""
+    match error:
+        case aot_autograd.AliasedOutputsError():
+            return _refused_aliases(error)
+        case overlaps.OverlapError():
+            return _refused_overlap(request, error)
+        case gradient_writes.GradientWriteError():
+            return _refused_gradient_write(error)
+        case dirty_arguments.DirtyArgumentError():
+            return _refused_dirty_argument(error)
+        case undefined_gradients.UndefinedGradientError() if front_end != "dynamo":
+            return _refused_undefined_gradients(error)  # Dynamo loses the request for None, also where tracing keeps it
+        case PackedSequenceError():
+            return _refused_packing(error)
+    return None
+
+
 def _refused_aliases(error: aot_autograd.AliasedOutputsError) -> UnsupportedError:
     return UnsupportedError(
         "The model has tensor subclasses, and returns tensors that share memory with each other, which torch cannot trace.",
@@ -242,14 +285,13 @@ def _refused_aliases(error: aot_autograd.AliasedOutputsError) -> UnsupportedErro
     )
 
 
-def _refused_overlap(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: overlaps.OverlapError
-) -> UnsupportedError:
+def _refused_overlap(request: _Request, error: overlaps.OverlapError) -> UnsupportedError:
     where = line_of(error)
     if not where:  # Dynamo's graph has no lines of the user's, so run the model itself
-        with contextlib.suppress(Exception):  # on fake tensors the model may fail earlier, for another reason
+        mode = fake_tensors.fake_mode_with_shapes()
+        with request.modes(), contextlib.suppress(Exception):  # the model may fail earlier, for another reason
             try:
-                fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), model, args, kwargs)
+                fake_run.run_on_fake_tensors(mode, request.model, request.args, request.kwargs)
             except overlaps.OverlapError as found:
                 where = line_of(found)
     return UnsupportedError(

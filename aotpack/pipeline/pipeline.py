@@ -139,67 +139,93 @@ def build(
         BuildError: the model cannot be built. Nothing was written.
     """
     given = dict(locals())
-    kwargs = dict(kwargs or {})
-    asked = DEFAULT_METHODS if methods is None else methods
-    optional = OPTIONAL_METHODS if methods is None else frozenset[str]()
-    states = autocast_states(autocast, current_autocast())
     options = Options(
-        methods=asked,
+        methods=DEFAULT_METHODS if methods is None else methods,
         partitioner=partitioner,
         memory_budget=memory_budget,
         front_ends=front_ends,
         rng=rng,
         branches=branches,
         second_derivatives=second_derivatives,
-        optional=optional,
+        optional=OPTIONAL_METHODS if methods is None else frozenset(),
         warm_up=warm_up,
-        autocast=states,
+        autocast=autocast_states(autocast, current_autocast()),
     )
     check_options(args, options, layout)
     chosen = resolve_targets(targets)
     refuse_unused(chosen, specializations)
     run = Run(observer)
-    papers = Papers(provenance, sbom, builder)
-    if provenance or sbom:
-        parameters = {name: given[name] for name in RECORDED}
-        papers = replace(papers, parameters=parameters, materials=materials_of(model, entry))
+    papers = _papers(given)
     fixes = _checked_torch(run, chosen, allow_untested_torch)
-    kernels = all(getattr(target, "has_lstm_kernel", False) for target in chosen) and not second_derivatives
-    layers = recurrent_layers(as_scans=any(getattr(target, "keeps_loops", False) for target in chosen), kernels=kernels)
     if tune:
         finish.tune(run, chosen)
-    warmed = _warmed(run, model, args, kwargs, options)
-    opened = open_dataclasses((args, kwargs))
-    with eased(), opened, warmed as model, free_sizes(), _sizes_fixed(), own_gru(), layers, BlobStore(out) as store:
-        context = traced_methods.start(
-            run, traced_methods.Example(model, args, kwargs, dynamic_shapes), options, _decompositions(chosen, options)
-        )
-        traced = traced_methods.trace(context)
-        described, graphs = documents.describe(traced, context, store)
-        graphs = specialize(graphs, specializations)
-        extra = documents.extra_operators(graphs)
-        if extra:
-            run.note(
-                f"the graphs call operators of {', '.join(extra)}: a process that loads the bundle must have registered them"
-            )
+    example = traced_methods.Example(model, args, dict(kwargs or {}), dynamic_shapes)
+    with _traceable(run, example, options, chosen) as example, BlobStore(out) as store:
         in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout, papers)
-        origins, stored_origins = documents.describe_origins(traced, context, store)
-        entries = finish.compile_targets(in_progress, chosen, graphs, context.state, origins)
-        with run.stage("weights"):
-            weights = write_weights(list(context.stored.tensors.items()), store)
-        tested = None
-        if self_test:
-            with run.stage("self-test"):
-                recorded = described.get("train") or next(iter(described.values()))
-                tested = record(context.module, recorded, args, kwargs, store)
-        parts = documents.ProgramParts(described, extra, weights, tested, stored_origins)
-        made = documents.assemble(name or type(model).__name__, in_progress.producer, context, parts)
-        report = finish.write(in_progress, made, entries)
+        context = traced_methods.start(run, example, options, _decompositions(chosen, options))
+        traced = traced_methods.trace(context)
+        report = _compile_and_write(in_progress, context, traced, chosen, specializations, name=name, self_test=self_test)
     record_built(report.digest)
+    return _with_methods(report, traced, options)
+
+
+def _papers(given: Mapping[str, Any]) -> Papers:
+    """Return what to write beside the bundle. ``given`` are the arguments of :func:`build`."""
+    papers = Papers(given["provenance"], given["sbom"], given["builder"])
+    if not (papers.provenance or papers.sbom):
+        return papers
+    parameters = {name: given[name] for name in RECORDED}
+    return replace(papers, parameters=parameters, materials=materials_of(given["model"], given["entry"]))
+
+
+@contextlib.contextmanager
+def _traceable(
+    run: Run, example: traced_methods.Example, options: Options, targets: Sequence[Target]
+) -> Iterator[traced_methods.Example]:
+    """Yield the example, warmed up if that is asked for, in the state of torch that a build needs."""
+    args, kwargs = example.args, example.kwargs
+    kernels = all(getattr(target, "has_lstm_kernel", False) for target in targets) and not options.second_derivatives
+    layers = recurrent_layers(as_scans=any(getattr(target, "keeps_loops", False) for target in targets), kernels=kernels)
+    warmed = _warmed(run, example.model, args, kwargs, options)
+    with eased(), open_dataclasses((args, kwargs)), warmed as model, free_sizes(), _sizes_fixed(), own_gru(), layers:
+        yield replace(example, model=model)
+
+
+def _compile_and_write(
+    in_progress: finish.BundleInProgress,
+    context: traced_methods.BuildContext,
+    traced: Sequence[traced_methods.TracedMethod],
+    targets: Sequence[Target],
+    specializations: Sequence[Mapping[str, int]],
+    *,
+    name: str | None,
+    self_test: bool,
+) -> BuildReport:
+    """Describe the traced methods, compile their graphs, and write the bundle."""
+    run, store = in_progress.run, in_progress.store
+    described, graphs = documents.describe(traced, context, store)
+    graphs = specialize(graphs, specializations)
+    if extra := documents.extra_operators(graphs):
+        run.note(f"the graphs call operators of {', '.join(extra)}: a process that loads the bundle must have registered them")
+    origins, stored_origins = documents.describe_origins(traced, context, store)
+    entries = finish.compile_targets(in_progress, targets, graphs, context.state, origins)
+    with run.stage("weights"):
+        weights = write_weights(list(context.stored.tensors.items()), store)
+    tested = None
+    if self_test:
+        with run.stage("self-test"):
+            recorded = described.get("train") or next(iter(described.values()))
+            tested = record(context.module, recorded, context.args, context.kwargs, store)
+    parts = documents.ProgramParts(described, extra, weights, tested, stored_origins)
+    program = documents.assemble(name or type(context.model).__name__, in_progress.producer, context, parts)
+    return finish.write(in_progress, program, entries)
+
+
+def _with_methods(report: BuildReport, traced: Sequence[traced_methods.TracedMethod], options: Options) -> BuildReport:
+    """Add the methods that were built, and what each saves for its backward."""
     saved = {m.plan.name: m.convention.saved_bytes for m in traced if m.convention.backward is not None}
-    built = [m.plan.name for m in traced]
-    wanted = [plan.name for plan in options.plans]
-    return replace(report, methods=tuple(method for method in wanted if method in built), saved_bytes=saved)
+    built = {m.plan.name for m in traced}
+    return replace(report, methods=tuple(plan.name for plan in options.plans if plan.name in built), saved_bytes=saved)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from . import _collector
 from .opening import from_record
@@ -87,22 +87,9 @@ def load(
         DirectoryError: a native target was requested, and the directory for its code cannot be
             used.
     """
+    given = dict(locals())
+    del given["bundle"]
     with _collector.paused():
-        given: dict[str, Any] = {
-            "device": device,
-            "backend": backend,
-            "weights": weights,
-            "trust": trust,
-            "operators": operators,
-            "subclasses": subclasses,
-            "verify": verify,
-            "check": check,
-            "donate": donate,
-            "allow_untested_torch": allow_untested_torch,
-            "digest": digest,
-            "lock": lock,
-            "policy": policy,
-        }
         if module := from_record.load(bundle, given):
             return module
         from .opening.documents import load_with  # not needed for a bundle whose start is recorded

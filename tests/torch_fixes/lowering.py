@@ -22,7 +22,10 @@ class Lowered(BaseException):
 
 @contextlib.contextmanager
 def lowered_only() -> Iterator[list[str]]:
-    """Stop a build when its graphs are lowered; gives the C++ of each, without names that differ from build to build."""
+    """Stop a build when its graphs are lowered.
+
+    Gives the C++ of each, without names that differ from build to build, and its conditions on sizes.
+    """
     sources: list[str] = []
 
     class Recorded:
@@ -32,6 +35,9 @@ def lowered_only() -> Iterator[list[str]]:
             sources.append(_COMMENTS.sub("", f"{wrapper_code}\n{kernel_code}"))
             return "not compiled"
 
+    def start(library: toolchain.Library, *_: Any) -> None:
+        sources.append(" and ".join(map(str, library.guards)))
+
     def finish(_: Any) -> None:
         raise Lowered
 
@@ -39,7 +45,7 @@ def lowered_only() -> Iterator[list[str]]:
     with (
         in_place(),
         mock.patch.object(codecache, "AotCodeCompiler", Recorded),
-        mock.patch.object(toolchain.Library, "start"),
+        mock.patch.object(toolchain.Library, "start", start),
         mock.patch.object(toolchain.Library, "finish", finish),
         contextlib.suppress(Lowered),
     ):
