@@ -104,3 +104,15 @@ def test_code_is_the_same_as_after_a_trace(case: str, tmp_path: Path, monkeypatc
 def test_graphs_with_symbolic_sizes_are_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(second_trace, "copied", lambda *_: pytest.fail("a graph with symbolic sizes was copied"))
     assert _sources("attention", tmp_path, dynamic_shapes=({0: torch.export.Dim("batch")},))
+
+
+def test_graphs_with_checks_of_values_are_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a check has no result."""
+
+    def spread(x: Tensor) -> Tensor:
+        return F.gaussian_nll_loss(x, x, x)
+
+    monkeypatch.setattr(second_trace, "copied", lambda *_: pytest.fail("a graph with a check of values was copied"))
+    with lowered_only() as sources:
+        aotpack.build(spread, (torch.rand(3, 4),), out=tmp_path / "m.aotpack", methods=("infer",), cache=False)
+    assert len(sources) == 1

@@ -11,6 +11,7 @@ from .cases import (
     as_strided,
     assignments,
     autograd,
+    calling,
     compiled,
     control_flow,
     gradient_writes,
@@ -29,9 +30,11 @@ from .cases import (
     sparse_gradients,
     state,
     subclasses,
+    unbacked,
 )
 
-CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES, *shapes.CASES]
+CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES]
+CASES += [*shapes.CASES, *unbacked.CASES, *calling.CASES]
 CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]
 CASES += [*layouts.CASES, *compiled.CASES, *as_strided.CASES, *own_gradients.CASES, *sparse_gradients.CASES]
 CASES += [*gradient_writes.CASES, *losses.CASES, *assignments.CASES]

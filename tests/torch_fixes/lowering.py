@@ -24,19 +24,22 @@ class Lowered(BaseException):
 def lowered_only() -> Iterator[list[str]]:
     """Stop a build when its graphs are lowered.
 
-    Gives the C++ of each, without names that differ from build to build, and its conditions on sizes.
+    Gives the C++ of each, without names that differ from build to build, with the calls of
+    kernels that the C++ reads from a file. After it come its conditions on sizes, if there are any.
     """
     sources: list[str] = []
 
     class Recorded:
         @classmethod
-        def compile(cls, graph: Any, wrapper_code: str, kernel_code: str, *_: Any, **__: Any) -> str:
+        def compile(cls, graph: Any, wrapper_code: str, kernel_code: str, extern_kernels: str | None, **_: Any) -> str:
             reached("inductor-tool-chain")  # which the compilation that is left out does
-            sources.append(_COMMENTS.sub("", f"{wrapper_code}\n{kernel_code}"))
+            code = _COMMENTS.sub("", f"{wrapper_code}\n{kernel_code}")
+            sources.append(f"{code}\n{extern_kernels}")
             return "not compiled"
 
     def start(library: toolchain.Library, *_: Any) -> None:
-        sources.append(" and ".join(map(str, library.guards)))
+        if library.guards:
+            sources.append(" and ".join(map(str, library.guards)))
 
     def finish(_: Any) -> None:
         raise Lowered

@@ -1,9 +1,8 @@
-"""Sizes that vary, and how arguments reach the program."""
+"""Sizes that vary, and other sizes, strides and offsets of arguments than at build."""
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from aotpack._torch.fixes.register import minor
-from devtools.harness import INFER, TRAIN, Call, Case, Given, case, const, g, inputs, ints, module_case, n, t
+from devtools.harness import INFER, TRAIN, Call, Case, case, const, g, inputs, ints, module_case, n, t
 
 from .mutation import at_an_offset
 
@@ -106,19 +105,6 @@ def intermediate_alias_dynamic(x: Tensor) -> Any:
     return y.view(-1), y[0], y
 
 
-def split_at(x: Tensor, places: Tensor) -> Any:
-    return torch.tensor_split(x * 2, places)
-
-
-def indices(gen: torch.Generator) -> Tensor:
-    return torch.randint(7, (2,), generator=gen).sort().values
-
-
-def inverse_transform(x: Tensor) -> Tensor:
-    spectrum = torch.stft(x, 8, window=torch.hann_window(8), return_complex=True)
-    return torch.istft(spectrum * 2, 8, window=torch.hann_window(8))
-
-
 def halves(x: Tensor) -> Tensor:
     return x.view(x.shape[0] // 2, 2, -1).sum(1)
 
@@ -133,146 +119,6 @@ def joined(x: Tensor, y: Tensor) -> Tensor:
 
 def branch_on_size(x: Tensor) -> Tensor:
     return x * 2 if x.shape[0] > 8 else x * 3
-
-
-def nonzero(x: Tensor) -> Tensor:
-    return x.nonzero()
-
-
-def boolean_mask(x: Tensor) -> Tensor:
-    return x[x > 0] * 2
-
-
-def boolean_mask_sum(x: Tensor) -> Tensor:
-    return x[x > 0].sum()
-
-
-def masked_select(x: Tensor) -> Tensor:
-    return torch.masked_select(x, x > 0).exp().sum()
-
-
-def item(x: Tensor, i: Tensor) -> Tensor:
-    return x * i.item()
-
-
-def item_as_size(i: Tensor, x: Tensor) -> Tensor:
-    size = i.item()
-    torch._check(size >= 0)
-    return torch.zeros(size) + x.sum()
-
-
-def unique(i: Tensor) -> Tensor:
-    return torch.unique(i)
-
-
-def repeat_interleave(x: Tensor, i: Tensor) -> Tensor:
-    return x.repeat_interleave(i, dim=0)
-
-
-def mask_and_rows(x: Tensor, rows: Tensor, weight: Tensor) -> Tensor:
-    return (x[rows] @ weight).relu().mean(0)
-
-
-def views_of_unknown_size(x: Tensor) -> Any:
-    y = x[x > 0]
-    return y.view(-1, 1), y
-
-
-def sizes_that_depend_on_data(x: Tensor) -> Any:
-    y = x[x > 0]
-    return y * y.shape[0], y.shape[0], y.shape[0] * 2 + 1
-
-
-def count_as_a_number(x: Tensor) -> Tensor:
-    found = x.nonzero()
-    return x[found[:, 0], found[:, 1]].sin() * found.shape[0]
-
-
-def number_results(x: Tensor, scale: Tensor) -> Any:
-    return x * scale.item(), scale.item(), (x.sum() > 0).item()
-
-
-def item_as_a_size_of_a_view(x: Tensor, i: Tensor) -> Tensor:
-    count = i.item()
-    torch._check(count >= 0)
-    torch._check(count <= 4)
-    return x.narrow(0, 0, count).exp()
-
-
-def checked(x: Tensor, i: Tensor) -> Tensor:
-    torch._check(i.item() < 3, lambda: "too many")
-    return x * 2
-
-
-def scanned(x: Tensor) -> Tensor:
-    return x[x > 0].cumsum(0)
-
-
-def any_branch(x: Tensor) -> Tensor:
-    return x * 2 if x.sum() > 0 else x * 3
-
-
-# ---------------------------------------------------------------- calling
-
-
-def keywords(x: Tensor, y: Tensor, *, scale: float = 2.0, z: Tensor | None = None) -> Tensor:
-    return x * scale + y - (0 if z is None else z)
-
-
-def carry(carry: dict[str, Tensor], x: dict[str, Tensor]) -> Any:
-    return {"w": carry["w"] + x["a"], "b": carry["b"] * x["a"]}, carry["w"].sum() - x["z"].sum()
-
-
-def with_alias(carry: Tensor, x: Tensor) -> Any:
-    a = carry.sin() * x
-    w = a
-    return a, w
-
-
-def with_carry_alias(carry: dict[str, Tensor], x: Tensor) -> Any:
-    a = carry["w"]
-    return a, carry["w"] * x, carry
-
-
-def variadic(*xs: Tensor, **named: Tensor) -> Tensor:
-    return sum(xs) + named["b"] * 2 - named["a"]  # type: ignore[return-value]
-
-
-def flag(x: Tensor, double: bool = False, mode: str = "a", power: int = 2) -> Tensor:
-    return (x**power) * (2 if double else 1) + (1 if mode == "a" else 0)
-
-
-def dicts(z: int, a: int) -> Given:
-    """Two dictionaries whose keys are not in alphabetical order."""
-    return Given(
-        lambda gen: (
-            (
-                {"w": torch.randn(3, generator=gen).requires_grad_(), "b": torch.randn(3, generator=gen).requires_grad_()},
-                {"z": torch.randn(z, generator=gen), "a": torch.randn(a, generator=gen)},
-            ),
-            {},
-        )
-    )
-
-
-def reordered(z: int, a: int) -> Given:
-    """The same, their keys in another order."""
-    whole = dicts(z, a).build
-
-    def build(gen: torch.Generator) -> Any:
-        (first, second), _ = whole(gen)
-        return (dict(reversed(first.items())), dict(reversed(second.items()))), {}
-
-    return Given(build)
-
-
-def trees(x: Any) -> Any:
-    return x[0]["a"] * 2, [x[1], x[2][0]]
-
-
-def tree_inputs(gen: torch.Generator) -> Any:
-    a, b, c = (torch.randn(2, generator=gen) for _ in range(3))
-    return ([{"a": a.requires_grad_()}, b, (c, None)],), {}
 
 
 DYNAMIC = {"x": {0: BATCH}}
@@ -879,133 +725,4 @@ CASES: list[Case] = [
         t(4),
         calls=(Call(1, inputs=inputs(lambda gen: torch.randn(9, generator=gen)[3:7])),),
     ),
-    case("shapes: unbacked, nonzero", nonzero, ints(4, high=2), calls=(Call(1), Call(2), Call(3, training=False, grad=False))),
-    case(
-        "shapes: unbacked, nonzero of a size that varies, 0 and 1 tried",
-        nonzero,
-        ints(4, 3, high=2),
-        dynamic_shapes=ANY,
-        calls=(TRAIN, at(ints(1, 3, high=2)), at(ints(0, 3, high=2))),
-    ),
-    case("shapes: unbacked, boolean mask", boolean_mask, g(6), calls=(Call(1), Call(2))),
-    case("shapes: unbacked, boolean mask, summed", boolean_mask_sum, g(6), calls=(Call(1), Call(2))),
-    case("shapes: unbacked, masked_select", masked_select, g(6), calls=(Call(1), Call(2))),
-    case("shapes: unbacked, masked_select, expanded", lambda x, y: x.masked_select(y[:, None] > -9), g(6), t(4)),
-    case("shapes: unbacked, item as a value", item, g(3), ints(), calls=(Call(1), Call(2))),
-    case("shapes: unbacked, item as a size", item_as_size, ints(), g(3), calls=(Call(1), Call(2))),
-    case("shapes: unbacked, split at indices in a tensor", split_at, g(7), indices, calls=(Call(1), Call(2))),
-    case("shapes: an operator that looks at values, of which a graph has no need", inverse_transform, g(2, 40)),
-    case("shapes: unbacked, unique", unique, ints(6), calls=(Call(1), Call(2))),
-    case("shapes: unbacked, repeat_interleave", repeat_interleave, g(3), ints(3), calls=(Call(1), Call(2))),
-    case(
-        "shapes: unbacked, rows of a mask through a product",
-        mask_and_rows,
-        g(5, 4),
-        lambda gen: torch.randn(5, generator=gen) > 0,
-        g(4, 3),
-        calls=(Call(1), Call(2), Call(3, training=False, grad=False)),
-    ),
-    case("shapes: unbacked, views", views_of_unknown_size, g(6), calls=(Call(1), Call(2))),
-    case(
-        "shapes: unbacked, sizes as results",
-        sizes_that_depend_on_data,
-        g(6),
-        calls=(Call(1), Call(2), Call(3, training=False, grad=False)),
-    ),
-    case("shapes: unbacked, a count as a number", count_as_a_number, g(3, 4), calls=(Call(1), Call(2))),
-    case(
-        "shapes: unbacked, numbers as results",
-        number_results,
-        g(3),
-        lambda gen: torch.randn((), generator=gen, dtype=torch.float64),
-        calls=(Call(1), Call(2), Call(3, training=False, grad=False)),
-    ),
-    case("shapes: unbacked, item as the size of a view", item_as_a_size_of_a_view, g(5), ints(high=4), calls=(Call(1), Call(2))),
-    case(
-        "shapes: unbacked, dynamic batch beside it",
-        mask_and_rows,
-        g(5, 4),
-        lambda gen: torch.randn(5, generator=gen) > 0,
-        g(4, 3),
-        dynamic_shapes={"x": {0: BATCH}, "rows": {0: BATCH}},
-        calls=(TRAIN, at(g(9, 4), lambda gen: torch.randn(9, generator=gen) > 0, g(4, 3))),
-    ),
-    case(
-        "shapes: unbacked, a check that fails (eager raises)",
-        checked,
-        g(2),
-        const(torch.tensor(2)),
-        calls=(TRAIN, at(g(2), const(torch.tensor(3)))),
-    ),
-    case("shapes: unbacked, nothing found", boolean_mask, lambda gen: (-torch.rand(6, generator=gen)).requires_grad_()),
-    case("shapes: unbacked, an operator that branches on it", scanned, g(6)),
-    case("shapes: a branch on data", any_branch, g(3)),
-    case("calling: keyword arguments", keywords, inputs(t(3), y=g(3), z=t(3), scale=const(3.0))),
-    case(
-        "calling: keywords in another order",
-        keywords,
-        inputs(t(3), y=g(3), z=t(3)),
-        calls=(TRAIN, Call(2, inputs=inputs(t(3), z=t(3), y=g(3)))),
-    ),
-    case(
-        "calling: positional at build, keyword at call",
-        keywords,
-        t(3),
-        g(3),
-        calls=(TRAIN, at(t(3), y=g(3)), at(x=t(3), y=g(3)), at(y=g(3), x=t(3))),
-    ),
-    case("calling: keyword at build, positional at call", keywords, inputs(x=t(3), y=g(3)), calls=(TRAIN, at(t(3), g(3)))),
-    case("calling: a default spelled out at call", keywords, t(3), g(3), calls=(TRAIN, at(t(3), g(3), scale=const(2.0)))),
-    case(
-        "calling: another value than the default at call",
-        keywords,
-        t(3),
-        g(3),
-        calls=(at(t(3), g(3), scale=const(5.0), refused="scale"),),
-    ),
-    case("calling: a missing argument", keywords, t(3), g(3), calls=(at(t(3), refused="."),)),
-    case("calling: variadic", variadic, inputs(t(3), g(3), b=g(3), a=t(3)), calls=(TRAIN, at(t(3), g(3), a=t(3), b=g(3)))),
-    case(
-        "calling: non-tensor arguments",
-        flag,
-        inputs(g(3), const(True), mode=const("b"), power=const(3)),
-        calls=(
-            TRAIN,
-            at(g(3), const(False), mode=const("b"), power=const(3), refused="True"),
-            at(g(3), const(True), mode=const("a"), power=const(3), refused="mode"),
-        ),
-    ),
-    case(
-        "calling: number that equals another type", flag, inputs(g(3), const(True)), calls=(at(g(3), const(1), refused="True"),)
-    ),
-    case(
-        "calling: argument dict order carry before x",
-        carry,
-        dicts(3, 3),
-        calls=(TRAIN, Call(2, inputs=reordered(3, 3)), Call(3, training=False, grad=False)),
-    ),
-    case("calling: return a, w with w = a", with_alias, g(3), t(3)),
-    case(
-        "calling: carry returned as it came",
-        with_carry_alias,
-        Given(lambda gen: (({"w": torch.randn(3, generator=gen).requires_grad_()}, torch.randn(3, generator=gen)), {})),
-    ),
-    case("calling: nested containers", trees, Given(tree_inputs)),
-    case(
-        "calling: OrderedDict argument",
-        lambda d: d["z"] * 2 - d["a"],
-        Given(lambda gen: ((OrderedDict(z=torch.randn(2, generator=gen), a=torch.randn(2, generator=gen)),), {})),
-    ),
-    case(
-        "calling: a wrong type",
-        lambda x: x * 2,
-        t(3),
-        calls=(
-            at(t(3, dtype=torch.float64), refused="float32"),
-            at(const(None), refused="float32"),
-            at(const(2.0), refused="float32"),
-        ),
-    ),
-    case("calling: None as an argument", lambda x, y: x * 2, g(3), const(None), calls=(TRAIN, at(g(3), g(3), refused="None"))),
-    case("calling: a float argument", lambda x, s: x * s, g(3), const(0.1), calls=(TRAIN, at(g(3), const(0.2), refused="0.1"))),
 ]
