@@ -474,6 +474,17 @@ def test_a_parameter_changed_between_forward_and_backward_is_noticed(loaded: aot
         loss.backward()
 
 
+def test_a_buffer_that_requires_a_gradient_after_the_build_is_refused(load: Load, tmp_path: Path) -> None:
+    model, x = nn.BatchNorm1d(3).eval(), torch.randn(4, 3)
+    aotpack.build(model, (x,), out=tmp_path / "norm", targets=("portable",), methods=("eval",))
+    loaded = load(tmp_path / "norm").eval()
+    loaded.get_buffer("running_mean").requires_grad_()
+    with pytest.raises(InputError, match="running_mean: was frozen when the bundle was built and now requires a gradient"):
+        loaded(x)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(x), model(x))
+
+
 class Clipped(nn.Module):
     """Eager saves no argument; a bundle compares ``x`` with 0 again. Both save the scale and the first result."""
 

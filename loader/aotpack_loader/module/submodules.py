@@ -96,6 +96,8 @@ def add_state(root: Watched, entries: list[EntryOutline], state: Mapping[str, to
                 value = nn.Parameter(value, requires_grad=entry.requires_grad)
             holder: dict[str, Any] = owner._parameters
         else:
+            if entry.requires_grad:
+                value.requires_grad_()
             holder = owner._buffers
             if not entry.persistent:
                 owner._non_persistent_buffers_set.add(name)

@@ -113,7 +113,7 @@ class Expected:
         self.complex = self.dtype.is_complex
         self.device = device
         self.on_cpu = device.type == "cpu"
-        self.frozen = entry.kind == "parameter" and gradient is None and not entry.requires_grad
+        self.frozen = gradient is None and not entry.requires_grad
 
     def mismatch(self, value: torch.Tensor | None) -> str:
         """What is wrong with ``value``, or nothing."""

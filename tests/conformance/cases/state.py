@@ -125,6 +125,23 @@ class Masked(nn.Module):
         return x * self.weight
 
 
+class TrainedBuffer(nn.Module):
+    """A buffer that requires a gradient, and one that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("trained", torch.ones(3).requires_grad_())
+        self.register_buffer("fixed", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.trained * self.fixed
+
+
+def gradient_of_buffer(model: Any, args: Any, kwargs: Any) -> Any:
+    model(*args).sum().backward()
+    return model.trained.requires_grad, model.trained.grad, model.fixed.requires_grad, args[0].grad
+
+
 class NoState(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * 2
@@ -502,6 +519,7 @@ CASES: list[Case] = [
     ),
     module_case("state: not persistent, integers, None", Transient, g(3), calls=THRICE),
     module_case("state: a hook on a parameter", Masked, g(3)),
+    module_case("state: a buffer that requires a gradient", TrainedBuffer, g(3), calls=(Call(1, act=gradient_of_buffer), TRAIN)),
     module_case("state: none", NoState, g(3)),
     module_case("state: unused parameter", Unused, g(3)),
     module_case("state: odd parameters", Odd, t(2, 3)),
