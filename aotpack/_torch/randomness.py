@@ -161,6 +161,7 @@ def no_python_random() -> Iterator[None]:
             raise RandomStateError(f"the model {_DRAWS.format(' or '.join(m.__name__ for m in modules))}")
 
 
+_COMPILED = "calls what torch.compile made (or random.getstate): build from the model as it was before torch.compile"
 _DRAWS = "draws from Python's {}: a bundle would use the same number at every call; use torch's random functions"
 
 
@@ -168,7 +169,7 @@ def _refused(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         caller = str(sys._getframe(1).f_globals.get("__name__"))
         if caller.partition(".")[0] not in ("torch", "numpy", "sympy", "random"):
-            raise RandomStateError(_DRAWS.format(name))
+            raise RandomStateError(_COMPILED if name == "random.getstate" else _DRAWS.format(name))
         return function(*args, **kwargs)
 
     return call

@@ -19,20 +19,21 @@ def flags_read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Return the current modes of the submodules that read their mode, by path.
 
     For modules of torch, their code shows whether they read their mode. If there are other
-    modules, the model runs on fake tensors. If that run fails, all other modules are assumed to
-    read their mode.
+    modules, the model runs on fake tensors, which shows what modes they read, their own and those
+    of modules of torch. If that run fails, all other modules are assumed to read their mode.
     """
     below = {name: module for name, module in model.named_modules() if name}
-    others = {id(module) for module in below.values() if not _is_torch_module(module)}
+    others = {id(module) for module in model.modules() if not _is_torch_module(module)}
     read = others
     if others:
         with contextlib.suppress(Exception), repeat.unchanged(model), recorded_modes() as recorded:
             fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), model, args, kwargs, strict=False)
-            read = recorded
+            from_outside = {one for one, by_model in recorded if by_model}
+            read = from_outside | {one for one, _ in recorded if one in others}
     return {
         name: module.training
         for name, module in below.items()
-        if (_reads(module) if _is_torch_module(module) else id(module) in read)
+        if id(module) in read or (_is_torch_module(module) and _reads(module))
     }
 
 

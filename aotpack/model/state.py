@@ -14,6 +14,7 @@ from aotpack_loader.format.validate import RESERVED
 from aotpack_loader.module.program import LoadedProgram
 from aotpack_loader.runtime.memory import bytes_of
 
+from .._torch.api.compiled_modules import is_compiled, is_script
 from .._torch.api.fake_tensors import is_plain_tensor, is_wrapper_subclass
 from .._torch.api.tensor_hooks import hooks_of
 from ..graph.literals import dtype_name, is_held
@@ -51,6 +52,7 @@ def describe_state(model: torch.nn.Module, stored: StoredTensors) -> list[schema
     storage still share it when loaded.
     """
     _refuse_loaded(model)
+    _refuse_compiled(model)
     _refuse_uninitialised(model)
     _refuse_hooked(model)
     entries: list[schema.StateEntry] = []
@@ -114,6 +116,26 @@ def _refuse_loaded(model: torch.nn.Module) -> None:
             "The model holds a loaded bundle, which cannot be traced again.",
             found,
             hint="Build from the original of that part, or call the two bundles one after the other.",
+        )
+
+
+def _refuse_compiled(model: torch.nn.Module) -> None:
+    """Refuse what ``torch.compile`` or ``torch.jit`` made of a module: a build traces Python code.
+
+    Raises:
+        UnsupportedError: names each, and how to get at the original.
+    """
+    if is_compiled(model):
+        raise UnsupportedError(
+            "The model is what torch.compile made of a module, and a build compiles the module itself.",
+            hint="Build from the original: model._orig_mod.",
+        )
+    scripts = [Problem(name or "the model", "is a ScriptModule") for name, m in model.named_modules() if is_script(m)]
+    if scripts:
+        raise UnsupportedError(
+            "The model holds modules of torch.jit, and a build traces Python code.",
+            scripts,
+            hint="Build from the original modules.",
         )
 
 

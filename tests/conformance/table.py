@@ -129,6 +129,8 @@ REFUSED: dict[str, str] = {
     "input mutation: metadata and data, as_strided_, built at an offset": "has a storage offset",
     "input mutation: an intermediate turned, written through a view of before": r"created before the sizes of its base.*\.py:\d+",
     "input mutation: metadata only, as_strided_, viewed before": r"mutation.py.*created before as_strided_ changed",
+    "state: compiled by torch.compile": r"what torch.compile made of a module.*model._orig_mod",
+    "state: a part is compiled by torch.jit": r"0: is a ScriptModule",
     "state: a hook on a parameter": r"weight: has a hook, Masked.keep_first.*register them on the parameters of the loaded",
     "state: a name that the loaded module uses itself": "aotpack: begins with 'aotpack'",
     "tied weights: buffers over one storage, one written": "part, whole: some of these",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
 
+from ... import origin
 from .patching import hooked
 
 _HOOK = "aot-module-attributes"
@@ -21,18 +23,18 @@ def watched_attributes(read: Callable[[nn.Module, str], Any], write: Callable[[n
 
 
 @contextlib.contextmanager
-def recorded_modes() -> Iterator[set[int]]:
-    """Yield a set that receives the ids of modules whose ``training`` is read in the block.
+def recorded_modes() -> Iterator[set[tuple[int, bool]]]:
+    """Yield a set that receives the ids of modules whose ``training`` is read in the block, and if code of the model reads it.
 
     A data descriptor on the class takes precedence over the module's own attribute.
     """
-    read: set[int] = set()
+    read = set[tuple[int, bool]]()
 
     class Training:
         def __get__(self, module: nn.Module | None, owner: type) -> Any:
             if module is None or "training" not in vars(module):
                 raise AttributeError("training")
-            read.add(id(module))
+            read.add((id(module), origin.is_model(sys._getframe(1).f_code.co_filename)))
             return vars(module)["training"]
 
         def __set__(self, module: nn.Module, value: bool) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from aotpack_loader.errors import ModeError
 from devtools.harness import TRAIN, Call, Case, case, g, ints, module_case, t
 
 
@@ -223,6 +224,33 @@ class ParameterContainers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers["1"](x) * self.items[0] + self.items[1] * self.named["a b"]
+
+
+class ReadsAnothersMode(nn.Module):
+    """Reads the mode of a module that does not read it itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * (2 if self.layer.training else 3)
+
+
+def other_mode_of_layer(model: Any, args: Any, kwargs: Any) -> Any:
+    """The bundle was built for the layer's mode, and says so."""
+    model.layer.eval()
+    try:
+        result = model(*args)
+    except ModeError as error:
+        return "layer: was in train() when the bundle was built" in str(error)
+    finally:
+        model.layer.train()
+    return torch.allclose(result, model(*args) * 1.5)
+
+
+def compiled_part() -> nn.Module:
+    return nn.Sequential(torch.compile(nn.Linear(3, 3), backend="eager"), nn.ReLU())  # type: ignore[arg-type]
 
 
 class ModeDependent(nn.Module):
@@ -520,6 +548,13 @@ CASES: list[Case] = [
     module_case("state: not persistent, integers, None", Transient, g(3), calls=THRICE),
     module_case("state: a hook on a parameter", Masked, g(3)),
     module_case("state: a buffer that requires a gradient", TrainedBuffer, g(3), calls=(Call(1, act=gradient_of_buffer), TRAIN)),
+    module_case("state: compiled by torch.compile", lambda: torch.compile(nn.Linear(3, 3), backend="eager"), g(2, 3)),
+    module_case("state: a part is compiled by torch.compile", compiled_part, g(2, 3), calls=THRICE),
+    module_case(
+        "state: a part is compiled by torch.jit",
+        lambda: nn.Sequential(torch.jit.trace(nn.Linear(3, 3), torch.ones(2, 3))),
+        g(2, 3),
+    ),
     module_case("state: none", NoState, g(3)),
     module_case("state: unused parameter", Unused, g(3)),
     module_case("state: odd parameters", Odd, t(2, 3)),
@@ -541,6 +576,9 @@ CASES: list[Case] = [
     module_case("state: a first call that does something else", FirstCallOnly, g(3)),
     module_case("state: a plain tensor that changes from call to call", PlainMemory, g(3)),
     module_case("state: Python values that no later call reads", NotesOnly, g(3)),
+    module_case(
+        "modes: code that looks at a layer's", ReadsAnothersMode, g(2, 3), calls=(Call(1, act=other_mode_of_layer), TRAIN)
+    ),
     module_case("modes: code that looks at self.training", ModeDependent, g(3), calls=(*THRICE, Call(4, grad=False))),
     module_case(
         "RNG dropout: keep rate and scale", lambda: nn.Dropout(0.25), g(20000), calls=(Call(1, act=keep_rate_and_scale),)
