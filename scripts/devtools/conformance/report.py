@@ -39,8 +39,9 @@ def _cells(counts: Counter[str]) -> list[str]:
 def _note(results: Results) -> str:
     totals = results.totals()
     total = totals.get("portable", Counter())
-    done = total.total() - total["left"]
-    share = f"{done:,} of the {total.total():,}" if total["left"] else f"All {done:,}"
+    counted = total.total() - total["skipped"]
+    done = counted - total["left"]
+    share = f"{done:,} of the {counted:,}" if total["left"] else f"All {done:,}"
     of_target = {target: {u: k for u, k in results.units.items() if target_of(row_of(u)) == target} for target in totals}
     kinds = [kind for known in of_target.get("portable", {}).values() for kind in known.kinds.items()]
     taken = sum(count for kind, count in kinds if kind.status == "refused" and kind.peer == "works")
@@ -52,20 +53,21 @@ def _note(results: Results) -> str:
     operators = {unit.split("/")[1] for unit in of_target.get("cpu", {})}
     if cpu := totals.get("cpu"):
         compiled = (
-            f"On `cpu`, {cpu.total() - cpu['left']:,} samples of {len(operators)} operators were compiled, also many in one "
-            "bundle (`--together`); values differ where the code's are more than twice as far from float64's as eager's. "
+            f"On `cpu`, {cpu.total() - cpu['left'] - cpu['skipped']:,} samples of {len(operators)} operators were compiled, "
+            "also many in one bundle (`--together`). Their values differ where the code's are more than twice as far from "
+            "float64's as eager's. "
         )
     first, last = (day.split()[0] for day in (results.first or results.source["date"], results.source["date"]))
     days = f"from {first} to {last}" if first != last else f"on {last}"
     return (
         f"{share} samples of torch's own operator databases ({results.operators} operators, in-place variants too) "
-        "through build and load on `portable`, compared with eager: outputs, gradients, written arguments, aliasing, strides, "
-        "random state. Of `bfloat16`, values differ where eager's are nearer to float64's than the bundle's. Samples that differ "
-        "in values only share a build, with dynamic sizes also those that differ in sizes, where its bundle takes them. There, "
-        "bundles of `float32` samples are called with up to five other choices of sizes, too, 0 and 1 among them. A fresh "
-        f"process called {fresh['bundles']:,} of the bundles, {len(differed)} differed{process}, and {len(untrusted)} were "
-        "refused there, for their operators' packages were not imported. Of the refused samples torch's own `aot_function` "
-        f"takes {taken:,}; {total['skipped']:,} that eager itself refuses do not count. {compiled}Found {days}, "
-        f"torch {results.source['versions']['torch']}{measured_on(results.source)}; by `scripts/conformance`, reasons in "
-        "scripts/bench/results/conformance.json."
+        "went through build and load on `portable`. Outputs, gradients, written arguments, aliasing, strides and random state "
+        f"are compared with eager. {total['skipped']:,} samples that eager itself refuses do not count. Of `bfloat16`, values "
+        "differ where eager's are nearer to float64's than the bundle's. Samples that differ in values only share a build. With "
+        "dynamic sizes, so do those that differ in sizes, where its bundle takes them. There, bundles of `float32` samples are "
+        "also called with up to five other choices of sizes, 0 and 1 among them. A fresh process called "
+        f"{fresh['bundles']:,} of the bundles, and {len(differed)} differed{process}. {len(untrusted)} were refused there, "
+        "because their operators' packages were not imported. Of the refused samples torch's own `aot_function` takes "
+        f"{taken:,}. {compiled}Found {days}, torch {results.source['versions']['torch']}{measured_on(results.source)}; by "
+        "`scripts/conformance`, reasons in scripts/bench/results/conformance.json."
     )
