@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import random
 import sys
 import warnings
@@ -150,6 +152,43 @@ def test_what_was_given_is_as_it_was(given: str, tmp_path: Path) -> None:
     assert before[1] == after[1]
     assert {name for name in before[2] if before[2][name] != after[2][name]} == set()
     assert all(list(one.items()) == list(items.items()) for one, items in dictionaries)
+
+
+@functools.lru_cache
+def positions(count: int) -> Tensor:
+    return torch.arange(count).float()[:, None]
+
+
+@functools.cache
+def signs(count: int) -> list[Tensor]:
+    return [torch.ones(count, 1), -torch.ones(count, 1)]
+
+
+TABLE: dict[int, Tensor] = {}
+
+
+def looked_up(count: int) -> Tensor:
+    if count not in TABLE:
+        TABLE[count] = torch.ones(count, 1)
+    return TABLE[count]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("front_end", ["dynamo", "export", "trace"])
+def test_caches_of_functions_hold_no_tensors_of_a_trace(front_end: str, refused: bool, tmp_path: Path) -> None:
+    def cached(x: Tensor) -> Tensor:
+        y = x * positions(len(x)) + signs(len(x))[1] * looked_up(len(x))
+        return -y if refused and y.sum() > 0 else y
+
+    x = torch.randn(3, 4, requires_grad=True)
+    with contextlib.suppress(BuildError):
+        aotpack.build(cached, (x,), out=tmp_path / "m.aotpack", targets=("portable",), front_ends=(front_end,))
+    for value in (positions(3), *signs(3), looked_up(3)):
+        assert type(value) is Tensor
+    assert type(cached(x)) is Tensor
+    positions.cache_clear()
+    signs.cache_clear()
+    TABLE.clear()
 
 
 @pytest.mark.parametrize("front_end", ["dynamo", "export", "trace"])

@@ -35,6 +35,7 @@ from .._torch.fixes.fake_tensor.strides import decomposed_like_kernels
 from .._torch.fixes.gate import check_torch
 from ..capture import FRONT_ENDS
 from ..capture.autocast import current_autocast
+from ..capture.caches import emptied_caches
 from ..capture.dry_run.eager import warmed_up
 from ..targets import Target, resolve_targets, uses_inductor
 from ..writer.bundle import BlobStore, TargetEntry
@@ -187,7 +188,16 @@ def _traceable(
     kernels = all(getattr(target, "has_lstm_kernel", False) for target in targets) and not options.second_derivatives
     layers = recurrent_layers(as_scans=any(getattr(target, "keeps_loops", False) for target in targets), kernels=kernels)
     warmed = _warmed(run, example.model, args, kwargs, options)
-    with eased(), open_dataclasses((args, kwargs)), warmed as model, free_sizes(), _sizes_fixed(), own_gru(), layers:
+    with (
+        emptied_caches(),
+        eased(),
+        open_dataclasses((args, kwargs)),
+        warmed as model,
+        free_sizes(),
+        _sizes_fixed(),
+        own_gru(),
+        layers,
+    ):
         yield replace(example, model=model)
 
 

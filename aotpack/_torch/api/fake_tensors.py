@@ -178,6 +178,13 @@ def is_plain_tensor(value: object) -> bool:
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor, FunctionalTensor)
 
 
+def is_traced(value: object) -> bool:
+    """Whether ``value`` is a tensor of a trace: it has no values."""
+    return isinstance(value, (FakeTensor, FunctionalTensor)) or (
+        isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
+    )
+
+
 def is_nested_size(size: int | torch.SymInt) -> bool:
     """Whether a size is that of a jagged dimension, which differs for each row."""
     return isinstance(size, torch.SymInt) and size.node.is_nested_int()
