@@ -31,10 +31,16 @@ def run_on_copies(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
 
     The global random state does not change.
     """
+    return _call_on_copies(model, args, kwargs)[0]
+
+
+def _call_on_copies(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
+    """Return the result, and the copies that require a gradient."""
     state = {name: _copy_of(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     args, kwargs = pytree.tree_map_only(torch.Tensor, _copy_of, (args, kwargs))
+    leaves = [x for x in pytree.tree_leaves((state, args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
     with torch.random.fork_rng(devices=[]):
-        return torch.func.functional_call(model, state, args, kwargs)
+        return torch.func.functional_call(model, state, args, kwargs), leaves
 
 
 def explained(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: CaptureError) -> CaptureError:
@@ -42,11 +48,11 @@ def explained(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
 
     The model runs in the current modes of the model and of torch.
     """
+    mode = f"{'train' if model.training else 'eval'} mode{'' if torch.is_grad_enabled() else ', without gradients'}"
     try:
         with repeat.unchanged(model):
-            run_on_copies(model, args, kwargs)
+            result, leaves = _call_on_copies(model, args, kwargs)
     except Exception as error:
-        mode = f"{'train' if model.training else 'eval'} mode{'' if torch.is_grad_enabled() else ', without gradients'}"
         own = CaptureError(
             f"The model fails on its example inputs in {mode}: {type(error).__name__}: {error}",
             [Problem("", line) for line in source_lines.frames_of(error)],
@@ -54,7 +60,25 @@ def explained(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         )
         own.__cause__ = error
         return own
+    if reason := _error_of_backward(result, leaves):
+        return CaptureError(
+            f"The model's backward fails on its example inputs in {mode}: {reason}",
+            hint="This is the model's own error in eager: it writes to a value that a gradient needs. Write to a clone.",
+        )
     return refusal
+
+
+def _error_of_backward(result: Any, leaves: Sequence[torch.Tensor]) -> str:
+    """What autograd says in the backward of ``result`` about a value that was written to, or an empty string."""
+    results = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
+    if not results or not leaves:
+        return ""
+    try:
+        torch.autograd.grad(results, leaves, [torch.ones_like(x) for x in results], allow_unused=True)
+    except RuntimeError as error:
+        text = str(error).partition(" Hint:")[0]
+        return text if "modified by an inplace operation" in text else ""
+    return ""
 
 
 @contextlib.contextmanager
