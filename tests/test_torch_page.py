@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from devtools.paths import ROOT
-from devtools.releases.groups import GROUPS, WITHOUT_GROUP
+from devtools.releases import run
+from devtools.releases.groups import GROUPS, WITHOUT_GROUP, Group
 from devtools.releases.outcomes import STARTED, read
 from devtools.releases.page import PAGE, page, stored
 from devtools.releases.run import corrected, counts, forget_started
@@ -78,6 +79,17 @@ def test_another_run_of_failed_tests_corrects_a_group() -> None:
     known = {"total": 9, "passed": 6, "failed": 2, "skipped": 1, "failures": ["c", "d"], "date": "2026-11-24 00:00 UTC"}
     found = corrected(known, counts({"total": "2", "c": "passed", "d": "failed"}))
     assert found == {**known, "passed": 7, "failed": 1, "failures": ["d"]}
+
+
+def test_a_failed_test_that_is_gone_counts_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    (tmp_path / "test_one.py").write_text("def test_kept(): pass\ndef test_other(): pass\n")
+    group = Group("one", "loader", "One", ("test_one.py",))
+    names = ["test_one.py::test_kept", "test_one.py::test_gone"]
+    again = run.run_group(group, only=names)
+    assert (again["total"], again["passed"]) == (1, 1)
+    known = {"total": 5, "passed": 3, "failed": 2, "skipped": 0, "failures": names}
+    assert corrected(known, again) == {"total": 4, "passed": 4, "failed": 0, "skipped": 0, "failures": []}
 
 
 @pytest.mark.parametrize("script", ["setup-torch", "test-torch"])

@@ -45,7 +45,7 @@ def _again(group: Group, arguments: list[str], minutes: float | None) -> int:
         return 0
     print(f"== {group.name}, failed tests: {group.title}", flush=True)
     again = run_group(group, arguments, minutes=minutes, only=known["failures"])
-    if again["passed"] + again["failed"] + again["skipped"] < len(known["failures"]):
+    if again["passed"] + again["failed"] + again["skipped"] < again["total"]:
         return int(known["failed"])
     outcomes_file(group, again=True).unlink()
     print(f"stored in {store({group.name: corrected(known, again)}, applied_fixes())}")

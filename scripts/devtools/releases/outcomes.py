@@ -3,7 +3,8 @@
 A test that ends the process is therefore the last one that has started. A second run skips the
 tests whose outcome the file holds, so a run can be continued.
 
-``AOTPACK_OUTCOMES`` names the file. ``AOTPACK_CODE`` chooses ``portable`` or ``native`` tests, or
+``AOTPACK_OUTCOMES`` names the file. ``AOTPACK_ONLY`` has the names of the tests to run, a line each;
+without it all run. ``AOTPACK_CODE`` chooses ``portable`` or ``native`` tests, or
 ``all``; native ones have a case that is compiled.
 """
 
@@ -34,8 +35,8 @@ class Outcomes:
 
     @pytest.hookimpl(trylast=True)  # after -k, which leaves out tests of other groups
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        code = os.environ.get("AOTPACK_CODE", "all")
-        chosen = [item for item in items if code in ("all", code_of(item))]
+        code, only = os.environ.get("AOTPACK_CODE", "all"), os.environ.get("AOTPACK_ONLY", "").splitlines()
+        chosen = [item for item in items if code in ("all", code_of(item)) and (not only or item.nodeid in only)]
         self._write(TOTAL, str(len(chosen)))
         left = [item for item in chosen if item.nodeid not in self._known]
         config.hook.pytest_deselected(items=[item for item in items if item not in left])

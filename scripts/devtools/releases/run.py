@@ -40,13 +40,15 @@ def run_group(
     """Run the tests of a group whose outcome is not known yet, and return the group's counts.
 
     A test that ends its process counts as failed, and the rest of the group runs in another one.
-    After ``minutes`` the group stops; a later run continues. ``only``: run these tests of the group.
+    After ``minutes`` the group stops; a later run continues. ``only``: run these tests of the group,
+    as far as they still exist.
     """
     outcomes = outcomes_file(group, again=bool(only))
     outcomes.parent.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"AOTPACK_OUTCOMES": str(outcomes), "AOTPACK_CODE": group.code, "AOTPACK_SLOW_FIXES": "1"}
+    environment["AOTPACK_ONLY"] = "\n".join(only)
     words = [sys.executable, "-m", "pytest", "-p", "devtools.releases.outcomes", "-p", "no:cacheprovider", "-q"]
-    words += only or [*(["-k", group.keyword] if group.keyword else []), *group.paths]
+    words += [*(["-k", group.keyword] if group.keyword else []), *group.paths]
     words += arguments
     end = None if minutes is None else time.monotonic() + 60 * minutes
     for _ in range(_RESTARTS):
@@ -93,9 +95,10 @@ def stored_group(group: Group) -> dict[str, Any]:
 
 
 def corrected(known: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, Any]:
-    """The counts of a group after another run of its failed tests."""
+    """The counts of a group after another run of its failed tests, some of which may be gone."""
     return {
         **known,
+        "total": known["total"] - len(known["failures"]) + again["total"],
         "passed": known["passed"] + again["passed"],
         "skipped": known["skipped"] + again["skipped"],
         "failed": again["failed"],
