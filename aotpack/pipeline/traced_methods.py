@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from aotpack_loader.format.labels import Labels
 
 from .. import capture, partition, signature
 from .._torch.aot_autograd import Decompositions
+from .._torch.api.process_copy import beside
 from .._torch.fake_run import SetsRequiresGradError
 from ..capture import containers
 from ..capture.autocast import under_autocast
@@ -258,19 +259,23 @@ def _with_second(context: BuildContext, first: TracedMethod) -> list[TracedMetho
     return [replace(first, second=schema.Second(plan.name, draws, needed)), built]
 
 
-def _is_for_gradients_only(context: BuildContext, plan: MethodPlan, branches: Sequence[Branch]) -> bool:
-    """Whether calls without gradients need other graphs than those of ``plan``, and no other method is for them."""
+def _serves_calls_without_gradients(context: BuildContext, plan: MethodPlan, branches: Sequence[Branch]) -> Callable[[], bool]:
+    """Find out beside the rest whether calls without gradients can use the graphs of ``plan``.
+
+    They need not if another method is for them.
+    """
     plans = context.options.plans
     if (
         not plan.grad
         or plan not in plans
         or any((other.training, other.grad, other.autocast) == (plan.training, False, plan.autocast) for other in plans)
     ):
-        return False
-    if not capture.depends_on_gradients(context.module, context.args, context.kwargs, branches, training=plan.training):
-        return False
-    context.run.note(f"{plan.name!r} serves no calls without gradients, because the model acts differently there")
-    return True
+        return lambda: True
+
+    def compared() -> bool:
+        return not capture.depends_on_gradients(context.module, context.args, context.kwargs, branches, training=plan.training)
+
+    return beside(compared)
 
 
 def _writes(convention: signature.Convention) -> Writes:
@@ -315,6 +320,7 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
             front_ends=options.front_ends,
             follow_example=options.branches == "example",
         )
+    serves_all = _serves_calls_without_gradients(context, plan, captured.branches)
     run.note(f"captured {plan.name!r} with the {captured.front_end} front end")
     for problem in captured.rejected:
         ends = f"the {problem.where} front end{'s' * (',' in problem.where)} refused"
@@ -360,7 +366,9 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
         shown = ", ".join(map(Labels(symbols).text, constraints))
         run.note(f"{plan.name!r} takes only sizes with {shown}")
     identical = [list(group) for group in arrangement.identical]
-    alone = _is_for_gradients_only(context, plan, captured.branches)
+    alone = not serves_all()
+    if alone:
+        run.note(f"{plan.name!r} serves no calls without gradients, because the model acts differently there")
     return TracedMethod(plan, convention, captured.front_end, identical, captured.joint.compares, options.rng, alone)
 
 

@@ -13,16 +13,17 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 from .counting import add_calls, calls
 
 _running: Final = threading.BoundedSemaphore(max(2, os.cpu_count() or 1))
 _in_place = False
+_Result = TypeVar("_Result")
 
 
 @contextlib.contextmanager
@@ -39,6 +40,22 @@ def in_place() -> Iterator[None]:
 def copies_are_made() -> bool:
     """Whether work goes on in copies of this process."""
     return not _in_place
+
+
+def beside(compute: Callable[[], _Result]) -> Callable[[], _Result]:
+    """Compute something in a copy of this process, while this one goes on. Returns a function that waits for the result.
+
+    The result can be pickled. ``compute`` raises no exception.
+    """
+    if not copies_are_made():
+        return compute
+    copy = ProcessCopy()
+    if copy.fork():
+        try:
+            copy.send(compute())
+        finally:
+            os._exit(1)  # with an exception: the copy must not go on with the build
+    return copy.result
 
 
 class ProcessCopyError(Exception):
@@ -113,7 +130,7 @@ class ProcessCopy:
             status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
             if status:
                 how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
-                raise ProcessCopyError(f"A process that generates code {how}.")
+                raise ProcessCopyError(f"A copy of the building process {how}.")
             result, counts, shown = received
             add_calls(counts)
             self._received.set_result((result, shown))
