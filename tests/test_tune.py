@@ -1,4 +1,4 @@
-"""`aotpack build --tune`: the library that multiplies matrices is measured, recorded and used."""
+"""`aotpack build --tune` and `aotpack compile --tune`: the library that multiplies matrices is measured, recorded and used."""
 
 from __future__ import annotations
 
@@ -82,3 +82,18 @@ def test_nothing_is_tuned_unless_asked(tmp_path: Path) -> None:
     assert "products" not in CpuTarget()._options
     with pytest.raises(BuildError, match="Nothing can be tuned"):
         aotpack.build(torch.sin, (torch.ones(2),), out=tmp_path / "m", targets=("portable",), tune=True)
+
+
+@pytest.mark.slow
+def test_a_target_that_is_added_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "products_by_onednn", lambda: 1)
+    model, x = nn.Linear(24, 8), torch.randn(16, 24)
+    portable, out = tmp_path / "portable.aotpack", tmp_path / "tuned.aotpack"
+    aotpack.build(model, (x,), out=portable, targets=("portable",), methods=("infer",))
+    report = aotpack.compile_bundle(portable, ("cpu",), out=out, tune=True)
+    assert any("oneDNN's from 1 multiplications on" in note for note in report.notes)
+    with Bundle.open(out) as bundle:
+        recorded = {manifest.target.kind: manifest.target.toolchain.get("products") for manifest in bundle.manifests.values()}
+    assert recorded == {"portable": None, "aoti": "oneDNN's from 1 multiplications on"}
+    with torch.no_grad():
+        torch.testing.assert_close(aotpack_loader.load(out, backend="cpu").eval()(x), model(x))

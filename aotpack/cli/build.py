@@ -15,6 +15,7 @@ from .build_output import (
     papers_options,
     print_report,
     specialize_option,
+    tune_option,
     untested_torch_option,
 )
 from .console import json_option, stderr, verbose_option
@@ -74,11 +75,7 @@ from .console import json_option, stderr, verbose_option
     is_flag=True,
     help="First call a copy of the model in eager, so that caches which a first call creates exist before it is traced.",
 )
-@click.option(
-    "--tune",
-    is_flag=True,
-    help="Measure here which library multiplies matrices faster, MKL or oneDNN, and use it. The bundle records the choice.",
-)
+@tune_option
 @click.option("--second-derivatives", is_flag=True, help="Also build gradients of gradients (create_graph=True).")
 @papers_options
 @specialize_option

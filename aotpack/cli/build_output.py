@@ -29,6 +29,12 @@ def untested_torch_option(function: F) -> F:
     return click.option("--allow-untested-torch", is_flag=True, help=text)(function)
 
 
+def tune_option(function: F) -> F:
+    """Add ``--tune``."""
+    text = "Measure here which library multiplies matrices faster, MKL or oneDNN, and use it. The bundle records the choice."
+    return click.option("--tune", is_flag=True, help=text)(function)
+
+
 UNNAMED = "https://aotpack.dev/builder/unnamed"
 TARGETS_HELP = (
     "What to compile for: cpu, cpu:<instruction set>, portable, xla (devices behind XLA), "

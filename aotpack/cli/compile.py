@@ -16,6 +16,7 @@ from .build_output import (
     papers_options,
     print_report,
     specialize_option,
+    tune_option,
     untested_torch_option,
 )
 from .console import json_option, stderr, trust_option, verbose_option
@@ -36,6 +37,7 @@ from .paths import BundlePath
 )
 @import_option
 @click.option("--self-test", is_flag=True, help="Run the recorded self-test on the new targets before anything is written.")
+@tune_option
 @papers_options
 @specialize_option
 @untested_torch_option

@@ -262,6 +262,7 @@ def compile_bundle(
     layout: Literal["file", "directory"] = "file",
     specializations: Sequence[Mapping[str, int]] = (),
     subclasses: Collection[type] = (),
+    tune: bool = False,
     allow_untested_torch: bool = False,
     provenance: bool = False,
     sbom: bool = False,
@@ -287,6 +288,7 @@ def compile_bundle(
             takes them.
         subclasses: the tensor subclasses in the bundle, as ``aotpack_loader.load`` takes them.
             ``self_test`` needs them.
+        tune: as :func:`build` takes it, for the added targets.
         allow_untested_torch: as :func:`build` takes it.
         provenance: as :func:`build` takes it. What is attached to the old bundle is not kept, because
             it is about another digest.
@@ -307,6 +309,8 @@ def compile_bundle(
     refuse_unused(chosen, specializations)
     run = Run(observer)
     fixes = _checked_torch(run, chosen, allow_untested_torch)
+    if tune:
+        finish.tune(run, chosen)
     with eased(), Bundle.open(bundle) as opened, free_sizes(), _sizes_fixed(), BlobStore(out) as store:
         reopen.refuse_present(opened, chosen)
         trusted = decide_trust(opened.digest, trust, opened)
@@ -317,7 +321,7 @@ def compile_bundle(
             sbom,
             builder,
             COMPILE_TYPE,
-            {"targets": targets, "specializations": specializations, "allow_untested_torch": allow_untested_torch},
+            {"targets": targets, "specializations": specializations, "tune": tune, "allow_untested_torch": allow_untested_torch},
             [Material(opened.program.name, hex_part(opened.digest))],
             [TargetEntry(found.target, found.platform, found.manifest.layers) for found in opened.manifests.values()],
         )
