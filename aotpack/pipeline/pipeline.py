@@ -4,7 +4,7 @@ Read this module as a table of contents. Each stage is a function, and frozen re
 the stages.
 
 ``build``: capture -> partition -> signature (:mod:`.traced_methods`) -> graphs (:mod:`.documents`)
--> targets (:mod:`.finish`) -> weights -> bundle (:mod:`.finish`).
+-> targets (:mod:`.finish`), and beside them the weights -> bundle (:mod:`.finish`).
 ``compile_bundle``: graphs of a bundle (:mod:`.reopen`) -> targets -> bundle (both :mod:`.finish`).
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -218,9 +219,11 @@ def _compile_and_write(
     if extra := documents.extra_operators(graphs):
         run.note(f"the graphs call operators of {', '.join(extra)}: a process that loads the bundle must have registered them")
     origins, stored_origins = documents.describe_origins(traced, context, store)
-    entries = finish.compile_targets(in_progress, targets, graphs, context.state, origins)
-    with run.stage("weights"):
-        weights = write_weights(list(context.stored.tensors.items()), store)
+    with ThreadPoolExecutor(1) as beside:
+        writing = beside.submit(write_weights, list(context.stored.tensors.items()), store)
+        entries = finish.compile_targets(in_progress, targets, graphs, context.state, origins)
+        with run.stage("weights"):
+            weights = writing.result()
     tested = None
     if self_test:
         with run.stage("self-test"):
