@@ -70,9 +70,8 @@ def _is_plain(node: Node) -> bool:
             return False
     elif node.op != "placeholder":
         return False
-    if "val" not in node.meta:  # a check of values, which has no result
-        return False
-    return all(_is_constant_size(value) for value in pytree.tree_leaves(node.meta["val"]))
+    value = node.meta.get("val")  # null for a call without a result, such as a check of values
+    return value is not None and all(map(_is_constant_size, pytree.tree_leaves(value)))
 
 
 def _is_constant_size(value: Any) -> bool:
