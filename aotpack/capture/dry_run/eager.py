@@ -75,7 +75,7 @@ def _error_of_backward(result: Any, leaves: Sequence[torch.Tensor]) -> str:
         return ""
     try:
         torch.autograd.grad(results, leaves, [torch.ones_like(x) for x in results], allow_unused=True)
-    except RuntimeError as error:
+    except Exception as error:  # the refusal itself tells of others
         text = str(error).partition(" Hint:")[0]
         return text if "modified by an inplace operation" in text else ""
     return ""
