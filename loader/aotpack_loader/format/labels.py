@@ -1,4 +1,4 @@
-"""Names in messages: the author's names of sizes (``batch``) instead of the graphs' symbols (``s0``), and names of primals."""
+"""Names of sizes in messages: the author's names (``batch``) instead of the graphs' symbols (``s0``)."""
 
 from __future__ import annotations
 
@@ -34,19 +34,3 @@ class Labels:
     def range(self, symbol: schema.Symbol) -> str:
         """A symbol and the values it takes: ``batch=2..64``."""
         return f"{self.name(symbol.name)}={symbol.minimum}..{'' if symbol.maximum is None else symbol.maximum}"
-
-
-def primal_name(primal: schema.Primal, method: schema.Method) -> str:
-    """What a primal is to the caller: an argument, the memory of several, a parameter, a buffer or a constant."""
-    if isinstance(primal, schema.InputPrimal):
-        return method.leaves[primal.leaf].path
-    if isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)):
-        return f"the memory of {', '.join(method.leaves[member.leaf].path for member in primal.members)}"
-    return f"{_KINDS[type(primal)]} {primal.name!r}"
-
-
-_KINDS: dict[type, str] = {
-    schema.ParameterPrimal: "parameter",
-    schema.BufferPrimal: "buffer",
-    schema.ConstantPrimal: "constant",
-}

@@ -360,7 +360,8 @@ def _unpack(ctx: Any, call: _Call) -> list[Any]:
         position = None if call.hooked else changed_saved_tensor(ctx)
         if position is None:
             raise
-        from .refused_gradients import changed_error, saved_names
+        from .names import saved_names
+        from .refused_gradients import changed_error
 
         raise changed_error(saved_names(call.method.method, primals_first=True)[position]) from error
     if call.unchecked is None:

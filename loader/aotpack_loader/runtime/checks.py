@@ -14,9 +14,9 @@ import torch
 
 from ..errors import CheckError, Problem
 from ..format import expressions, schema, subclasses
-from ..format.labels import primal_name
 from ..format.subgraphs import output_values
 from .expectations import Expected, digest, fingerprint, origins, storage_of, storages_of
+from .names import primal_name
 from .subclasses import plain_tensors
 from .tree import result_paths
 

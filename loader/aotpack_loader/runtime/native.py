@@ -213,7 +213,7 @@ def _executable(executable: Any) -> dict[str, Any]:
 
 
 def _differentiable(differentiable: Differentiable, method: schema.Method) -> dict[str, Any]:
-    from .refused_gradients import saved_names  # not at a recorded start
+    from .names import saved_names  # not at a recorded start
 
     assert method.backward is not None
     saved = method.backward.saved

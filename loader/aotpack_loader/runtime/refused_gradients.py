@@ -8,9 +8,6 @@ import torch
 
 from .._torch_compat import opaque
 from ..errors import AutogradError, Problem
-from ..format import schema
-from ..format.labels import primal_name
-from .tree import result_paths
 
 
 class _SecondDerivative(torch.autograd.Function):
@@ -54,18 +51,6 @@ def graph_freed_error() -> AutogradError:
     )
 
 
-def saved_names(method: schema.Method, *, primals_first: bool = False) -> list[str]:
-    """What the tensors that autograd saves are to the caller, in the order of the document or with ``primals_first``."""
-    assert method.backward is not None
-    saved = [item for item in method.backward.saved if isinstance(item, schema.SavedPrimal) or _is_checked(item)]
-    if primals_first:
-        saved.sort(key=_is_checked)
-    return [
-        primal_name(method.primals[item.primal], method) if isinstance(item, schema.SavedPrimal) else _output_name(item, method)
-        for item in saved
-    ]
-
-
 def changed_error(name: str) -> AutogradError:
     """The error for a saved tensor that was changed in place since the call."""
     return AutogradError(
@@ -73,19 +58,6 @@ def changed_error(name: str) -> AutogradError:
         [Problem(name, "was modified")],
         hint="Modify it after the backward, or work on a clone. The original may need other values than the bundle.",
     )
-
-
-def _is_checked(item: schema.Saved) -> bool:
-    return isinstance(item, schema.SavedOutput) and item.check_version
-
-
-def _output_name(item: schema.Saved, method: schema.Method) -> str:
-    output = item.output if isinstance(item, schema.SavedOutput) else None
-    kinds = (schema.FreshResult, schema.AliasResult)
-    results = zip(result_paths(method), method.results, strict=True)
-    found = [path for path, result in results if isinstance(result, kinds) and result.output == output]
-    found += [primal_name(method.primals[change.primal], method) for change in method.mutations if change.output == output]
-    return next(iter(found), "a result, or a value written to an argument or a buffer")
 
 
 def higher_order_error(order: str) -> AutogradError:

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import AutogradError, Problem
 from ..format import schema
-from ..format.labels import primal_name
+from .names import primal_name
 
 Run = Callable[[tuple[Any, ...], dict[str, Any], Mapping[str, torch.Tensor]], Any]
 Before = tuple[list[int], torch.Tensor | None]
