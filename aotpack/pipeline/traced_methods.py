@@ -9,6 +9,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -259,23 +260,15 @@ def _with_second(context: BuildContext, first: TracedMethod) -> list[TracedMetho
     return [replace(first, second=schema.Second(plan.name, draws, needed)), built]
 
 
-def _serves_calls_without_gradients(context: BuildContext, plan: MethodPlan, branches: Sequence[Branch]) -> Callable[[], bool]:
-    """Find out beside the rest whether calls without gradients can use the graphs of ``plan``.
-
-    They need not if another method is for them.
-    """
-    plans = context.options.plans
-    if (
-        not plan.grad
-        or plan not in plans
-        or any((other.training, other.grad, other.autocast) == (plan.training, False, plan.autocast) for other in plans)
-    ):
-        return lambda: True
-
-    def compared() -> bool:
-        return not capture.depends_on_gradients(context.module, context.args, context.kwargs, branches, training=plan.training)
-
-    return beside(compared)
+def _is_for_gradients_only(context: BuildContext, plan: MethodPlan, branches: Sequence[Branch]) -> Callable[[], bool]:
+    """Find out beside the rest whether calls without gradients need other graphs, and no other method is for them."""
+    if not plan.grad or plan not in context.options.plans:
+        return lambda: False
+    others = {(other.training, other.grad, other.autocast) for other in context.options.plans}
+    if (plan.training, False, plan.autocast) in others:
+        return lambda: False
+    example = context.module, context.args, context.kwargs
+    return beside(partial(capture.depends_on_gradients, *example, branches, training=plan.training))
 
 
 def _writes(convention: signature.Convention) -> Writes:
@@ -320,7 +313,7 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
             front_ends=options.front_ends,
             follow_example=options.branches == "example",
         )
-    serves_all = _serves_calls_without_gradients(context, plan, captured.branches)
+    gradients_only = _is_for_gradients_only(context, plan, captured.branches)
     run.note(f"captured {plan.name!r} with the {captured.front_end} front end")
     for problem in captured.rejected:
         ends = f"the {problem.where} front end{'s' * (',' in problem.where)} refused"
@@ -366,8 +359,7 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
         shown = ", ".join(map(Labels(symbols).text, constraints))
         run.note(f"{plan.name!r} takes only sizes with {shown}")
     identical = [list(group) for group in arrangement.identical]
-    alone = not serves_all()
-    if alone:
+    if alone := gradients_only():
         run.note(f"{plan.name!r} serves no calls without gradients, because the model acts differently there")
     return TracedMethod(plan, convention, captured.front_end, identical, captured.joint.compares, options.rng, alone)
 

@@ -19,6 +19,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Final, NoReturn, TypeVar
 
+import torch
+
 from .counting import add_calls, calls
 
 _running: Final = threading.BoundedSemaphore(max(2, os.cpu_count() or 1))
@@ -45,9 +47,10 @@ def copies_are_made() -> bool:
 def beside(compute: Callable[[], _Result]) -> Callable[[], _Result]:
     """Compute something in a copy of this process, while this one goes on. Returns a function that waits for the result.
 
-    The result can be pickled. ``compute`` raises no exception.
+    The result can be pickled. ``compute`` raises no exception. Where no copy can be made, or it could not use CUDA as
+    this process does, the function itself computes.
     """
-    if not copies_are_made():
+    if not copies_are_made() or not hasattr(os, "fork") or torch.cuda.is_initialized():
         return compute
     copy = ProcessCopy()
     if copy.fork():
