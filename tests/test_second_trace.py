@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch_fixes.lowering import lowered_only
 
@@ -88,7 +90,7 @@ def _sources(case: str, folder: Path, **options: Any) -> list[str]:
 def test_code_is_the_same_as_after_a_trace(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copies = []
 
-    def counted(*args: Any) -> torch.fx.GraphModule:
+    def counted(*args: Any) -> torch.fx.GraphModule | None:
         copies.append(copied(*args))
         return copies[-1]
 
@@ -116,3 +118,22 @@ def test_graphs_with_checks_of_values_are_traced(tmp_path: Path, monkeypatch: py
     with lowered_only() as sources:
         aotpack.build(spread, (torch.rand(3, 4),), out=tmp_path / "m.aotpack", methods=("infer",), cache=False)
     assert len(sources) == 1
+
+
+def _into_writes(x: Tensor) -> Tensor:
+    return torch.empty_like(x).copy_(x)
+
+
+def _into_a_constant(x: Tensor) -> Tensor:
+    return x * torch.tensor(2.0)
+
+
+@pytest.mark.parametrize("rule", [_into_writes, _into_a_constant])
+def test_a_graph_is_traced_if_an_operator_decomposes_into_what_is_not_copied(rule: Callable[[Tensor], Tensor]) -> None:
+    with FakeTensorMode():
+        module = make_fx(torch.sin)(torch.empty(3))
+    sine = torch.ops.aten.sin.default
+    assert second_trace.copied(module, {sine: rule}) is None
+    copy = second_trace.copied(module, {sine: torch.cos})
+    assert copy is not None
+    assert [node.target for node in copy.graph.nodes if node.op == "call_function"] == [torch.ops.aten.cos.default]

@@ -48,12 +48,16 @@ def without_second_trace(relaid: Collection[int]) -> Replacing:
 
     def export(module: GraphModule, inputs: Any, *, decompositions: Decompositions, **options: Any) -> tuple[GraphModule, Any]:
         reached("inductor-second-trace")
-        if not can_be_copied(module):
+        copy = copied(module, decompositions, relaid) if can_be_copied(module) else None
+        if copy is None:
             return trace(module, inputs, decompositions=decompositions, **options)
-        copy = copied(module, decompositions, relaid)
         return copy, _Signature([node.name for node in copy.graph.find_nodes(op="placeholder")])
 
     return hooked("inductor-second-trace", compile_fx, "aot_export_module", export)
+
+
+class _NotPlainError(Exception):
+    """An operator decomposes into writes, constants or the like, which only a trace of the whole graph handles."""
 
 
 def can_be_copied(module: GraphModule) -> bool:
@@ -79,18 +83,22 @@ def _is_constant_size(value: Any) -> bool:
     return value is None or (isinstance(value, FakeTensor) and all(type(x) is int for x in (*value.shape, *value.stride())))
 
 
-def copied(module: GraphModule, decompositions: Decompositions, relaid: Collection[int] = ()) -> GraphModule:
+def copied(module: GraphModule, decompositions: Decompositions, relaid: Collection[int] = ()) -> GraphModule | None:
     """Return the graph that a trace of ``module`` with ``decompositions`` would give.
 
-    ``module`` is one that :func:`can_be_copied`; ``relaid`` as in :func:`without_second_trace`.
+    ``module`` is one that :func:`can_be_copied`; ``relaid`` as in :func:`without_second_trace`. None if an operator
+    decomposes into what cannot be copied.
     """
     copy = _Copy(decompositions)
     for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
         copy.add_input(f"arg{i}_1", node, relaid=i in relaid)
     with torch.no_grad(), fake_mode_of(module.graph), preserve_node_meta():
-        for node in module.graph.nodes:
-            if node.op == "call_function":
-                copy.add(node)
+        try:
+            for node in module.graph.nodes:
+                if node.op == "call_function":
+                    copy.add(node)
+        except _NotPlainError:
+            return None
     copy.graph.output(copy.of(module.graph.output_node().args[0]))
     copy.graph.eliminate_dead_code()
     return lazy_graph_module(torch.nn.Module(), copy.graph)
@@ -171,6 +179,8 @@ class _Copy:
         with set_current_meta(node):
             trace = make_fx(call, decomposition_table=dict(self._decompositions))
             traced = trace(*[value.meta["val"].detach() for value in inputs])
+        if not can_be_copied(traced):
+            raise _NotPlainError
         self._known.update(zip(traced.graph.find_nodes(op="placeholder"), inputs, strict=True))
         for part in traced.graph.nodes:
             if part.op != "call_function":
