@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import traceback
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -137,10 +138,11 @@ def check_repeats(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
 def depends_on_gradients(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the model does something else if the caller has turned gradients off, or turns them on by itself."""
     steps, without = python_state.Steps(), python_state.Steps()
-    with unchanged(model), kept_state_changes(model), torch.enable_grad():
-        _run(steps, model, args, kwargs)
-    with unchanged(model), kept_state_changes(model), torch.no_grad():
-        run = _run(without, model, args, kwargs)
+    with warnings.catch_warnings(action="ignore"):  # the model's own, about calls that nobody made
+        with unchanged(model), kept_state_changes(model), torch.enable_grad():
+            _run(steps, model, args, kwargs)
+        with unchanged(model), kept_state_changes(model), torch.no_grad():
+            run = _run(without, model, args, kwargs)
     return run.records or python_state.first_difference(steps, without) is not None
 
 
