@@ -130,8 +130,7 @@ class _Copy:
     def add(self, node: Node) -> None:
         """Add a call, or what it decomposes into."""
         if node.target is operator.getitem:
-            source, index = cast("tuple[Node, int]", node.args)
-            self._known[node] = self._known[source][index]
+            self._known[node] = self._part(node)
             return
         args, kwargs = self.of(node.args), self.of(node.kwargs)
         inputs = list(dict.fromkeys(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Node)))
@@ -148,6 +147,11 @@ class _Copy:
             for copy, old in zip(pytree.tree_leaves(made), pytree.tree_leaves(node.meta["val"]), strict=True):
                 if old is not None and copy.meta["val"].stride() != old.stride():
                     self._relaid.add(copy)
+
+    def _part(self, node: Node) -> Any:
+        """What stands for one of several results."""
+        source, index = cast("tuple[Node, int]", node.args)
+        return self._known[source][index]
 
     def _stays(self, target: torch._ops.OpOverload, args: Any, kwargs: Any) -> bool:
         """Whether a trace calls the same operator."""
@@ -186,7 +190,7 @@ class _Copy:
             if part.op != "call_function":
                 continue
             if part.target is operator.getitem:
-                self._known[part] = self._known[part.args[0]][part.args[1]]
+                self._known[part] = self._part(part)
             else:
                 self._known[part] = self._call(part.target, self.of(part.args), self.of(part.kwargs), part.meta["val"], part.meta)
         result = self.of(traced.graph.output_node().args[0])
