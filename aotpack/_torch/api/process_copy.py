@@ -40,8 +40,12 @@ def in_place() -> Iterator[None]:
 
 
 def copies_are_made() -> bool:
-    """Whether work goes on in copies of this process."""
-    return not _in_place
+    """Whether work goes on in copies of this process.
+
+    JAX's threads may hold locks that a copy would wait for, so a process with JAX (which torch_xla imports) makes none:
+    JAX itself warns of this in ``jax/_src/xla_bridge.py``.
+    """
+    return not _in_place and hasattr(os, "fork") and "jax" not in sys.modules and "torch_xla" not in sys.modules
 
 
 def beside(compute: Callable[[], _Result]) -> Callable[[], _Result]:
@@ -50,7 +54,7 @@ def beside(compute: Callable[[], _Result]) -> Callable[[], _Result]:
     The result can be pickled. ``compute`` raises no exception. Where no copy can be made, or it could not use CUDA as
     this process does, the function itself computes.
     """
-    if not copies_are_made() or not hasattr(os, "fork") or torch.cuda.is_initialized():
+    if not copies_are_made() or torch.cuda.is_initialized():
         return compute
     copy = ProcessCopy()
     if copy.fork():

@@ -1,0 +1,50 @@
+"""Work beside a build: a copy of the process computes it, where a copy is safe."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+import warnings
+
+import pytest
+
+from aotpack._torch.api.process_copy import ProcessCopyError, beside, copies_are_made, in_place
+
+
+def test_a_copy_computes() -> None:
+    if not copies_are_made():
+        pytest.skip("JAX is imported here")
+    assert beside(os.getpid)() != os.getpid()
+
+
+@pytest.mark.parametrize("library", ["jax", "torch_xla"])
+def test_no_copy_is_made_beside_jax(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library, types.ModuleType(library))
+    assert beside(os.getpid)() == os.getpid()
+
+
+def test_no_copy_is_made_inside_in_place() -> None:
+    with in_place():
+        assert beside(os.getpid)() == os.getpid()
+
+
+def _warns() -> int:
+    warnings.warn("said by the copy", UserWarning, stacklevel=1)
+    return 3
+
+
+def test_warnings_of_the_copy_are_shown_here() -> None:
+    with pytest.warns(UserWarning, match="said by the copy"):
+        assert beside(_warns)() == 3
+
+
+def _ends() -> int:
+    os._exit(7)
+
+
+def test_a_copy_that_ends_early_is_an_error() -> None:
+    if not copies_are_made():
+        pytest.skip("JAX is imported here")
+    with pytest.raises(ProcessCopyError, match=r"exited with 7"):
+        beside(_ends)()
