@@ -516,6 +516,29 @@ def test_hooks_after_loading_may_clear_what_is_missing(net: Net, loaded: aotpack
             model.load_state_dict(checkpoint)
 
 
+class _OwnCheckpoints(nn.Linear):
+    def get_extra_state(self) -> int:
+        return 3
+
+    def set_extra_state(self, state: int) -> None:
+        assert state == 3
+
+
+def test_a_build_says_which_code_for_checkpoints_is_lost(net: Net, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), _OwnCheckpoints(2, 2), nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))
+    model[0].register_state_dict_post_hook(_doubling)
+    model.register_load_state_dict_pre_hook(_doubling)
+    report = aotpack.build(model, (torch.zeros(2, 2),), out=tmp_path / "m.aotpack", methods=("infer",))
+    assert report.warnings == (
+        "state_dict() of the bundle has its parameters and buffers as they are, and does not run 0: _doubling, "
+        "1: _OwnCheckpoints.get_extra_state. Register such hooks on the loaded module.",
+    )
+    said = "load_state_dict() of the bundle does not run _doubling, 1: _OwnCheckpoints.set_extra_state: "
+    assert any(note.startswith(said) for note in report.notes)
+    report = aotpack.build(net, (torch.zeros(2, 3, 8, 8),), out=tmp_path / "n.aotpack", methods=("infer",))
+    assert not [text for text in (*report.notes, *report.warnings) if "state_dict" in text]
+
+
 def test_counters_that_old_checkpoints_lack(net: Net, loaded: aotpack.LoadedProgram) -> None:
     checkpoint = {name: value for name, value in net.state_dict().items() if not name.endswith("num_batches_tracked")}
     for model in (copy.deepcopy(net), loaded):

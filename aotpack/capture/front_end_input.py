@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,8 +31,9 @@ class FrontEndInput:
     """The input of a front end.
 
     ``args`` and ``kwargs`` are the example, and ``shapes`` its dynamic sizes. ``decompositions``
-    is the table for the model's operators. The front end records in ``returned`` what the model
-    returns.
+    is the table for the model's operators. ``training`` and ``grad`` are the modes of the model and
+    of autograd, and ``exact_random`` keeps every random draw. The front end records in ``returned``
+    what the model returns.
     """
 
     model: torch.nn.Module
@@ -40,7 +41,10 @@ class FrontEndInput:
     kwargs: dict[str, Any]
     shapes: DynamicShapes
     decompositions: aot_autograd.Decompositions | None
-    returned: Returned
+    training: bool
+    grad: bool
+    exact_random: bool
+    returned: Returned = field(default_factory=Returned)
 
 
 @contextlib.contextmanager

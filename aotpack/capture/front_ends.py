@@ -93,65 +93,43 @@ def capture(
         SetsRequiresGradError: the model must be traced again with arguments that require
             gradients.
     """
-    request = _Request(model, args, kwargs, shapes, decompositions, training, grad, exact_random)
+    source = FrontEndInput(model, args, kwargs, shapes, decompositions, training, grad, exact_random)
     refused: list[Reason] = []
     cause: Exception | None = None
     observed: list[Branch] | None = None
     for name in front_ends:
         try:
             if follow_example and name != "dynamo" and observed is None:
-                with request.modes():
+                with _modes(source):
                     observed = observe(model, args, kwargs)
-            captured = _attempt(request, name, observed or [])
+            captured = _attempt(replace(source, returned=Returned()), name, observed or [])
         except (AotpackError, fake_run.SetsRequiresGradError):
             raise
         except Exception as error:  # a front end may raise any error, which is reported if no other succeeds
-            if (refusal := _final_refusal(request, name, error)) is not None:
+            if (refusal := _final_refusal(source, name, error)) is not None:
                 raise refusal from error
             refused.append(reason(name, error))
             cause = cause or error
         else:
             return replace(captured, rejected=tuple(each.problem for each in merged(refused)))
-    raise _refused_by_all(request, by_use(merged(refused)), cause, front_ends, follow_example=follow_example)
+    raise _refused_by_all(source, by_use(merged(refused)), cause, front_ends, follow_example=follow_example)
 
 
-@dataclass(frozen=True)
-class _Request:
-    """What is to be traced, and in which modes."""
-
-    model: torch.nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    shapes: DynamicShapes
-    decompositions: aot_autograd.Decompositions | None
-    training: bool
-    grad: bool
-    exact_random: bool
-
-    @contextlib.contextmanager
-    def modes(self) -> Iterator[None]:
-        """Put the model and autograd into their modes inside the block."""
-        with _mode(self.model, self.training), torch.set_grad_enabled(self.grad):
-            yield
-
-
-def _attempt(request: _Request, front_end: str, observed: Sequence[Branch]) -> Captured:
+def _attempt(source: FrontEndInput, front_end: str, observed: Sequence[Branch]) -> Captured:
     """Trace with one front end, which follows the ``observed`` branches."""
-    model, shapes, returned = request.model, request.shapes, Returned()
     with (
-        _traced(model, training=request.training, exact_random=request.exact_random),
-        torch.set_grad_enabled(request.grad),
+        _traced(source.model, training=source.training, exact_random=source.exact_random),
+        torch.set_grad_enabled(source.grad),
         decomposed_as_eager(),
     ):
-        if shapes.integers and front_end != "trace":
+        if source.shapes.integers and front_end != "trace":
             raise ValueError("an integer argument varies, which this front end does not take")
-        followed = follow(model, observed, of_numbers=front_end == "trace") if observed else []
-        given = FrontEndInput(model, request.args, request.kwargs, shapes, request.decompositions, returned)
-        joint, lost = _FRONT_ENDS[front_end](given)
+        followed = follow(source.model, observed, of_numbers=front_end == "trace") if observed else []
+        joint, lost = _FRONT_ENDS[front_end](source)
         _check_constants(joint)
         joint = with_tangent_writes(with_parts_of_gradients(with_dense_results(joint)))
         _check_layouts(joint)
-    return Captured(joint, returned, front_end, lost_checkpoints=lost, branches=tuple(followed))
+    return Captured(joint, source.returned, front_end, lost_checkpoints=lost, branches=tuple(followed))
 
 
 def depends_on_gradients(
@@ -198,31 +176,31 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
 
 
 def _refused_by_all(
-    request: _Request, reasons: Sequence[Reason], cause: Exception | None, front_ends: Sequence[str], *, follow_example: bool
+    source: FrontEndInput, reasons: Sequence[Reason], cause: Exception | None, front_ends: Sequence[str], *, follow_example: bool
 ) -> CaptureError:
     """Return the error that no front end traced the model. ``cause`` is the first front end's error.
 
     Eager runs find out whether the model itself fails, and another trace whether following the
     branches of the example would help.
     """
-    follows = not follow_example and any(each.ours in (BRANCH, NUMBER) for each in reasons) and _can_follow(request, front_ends)
-    refusal = _no_front_end(reasons, training=request.training, follows=follows)
+    follows = not follow_example and any(each.ours in (BRANCH, NUMBER) for each in reasons) and _can_follow(source, front_ends)
+    refusal = _no_front_end(reasons, training=source.training, follows=follows)
     refusal.__cause__ = cause
-    with request.modes():
-        return explained(request.model, request.args, request.kwargs, refusal)
+    with _modes(source):
+        return explained(source.model, source.args, source.kwargs, refusal)
 
 
-def _can_follow(request: _Request, front_ends: Sequence[str]) -> bool:
+def _can_follow(source: FrontEndInput, front_ends: Sequence[str]) -> bool:
     """Whether the model can be traced if its branches are followed as on the example inputs."""
     try:
         capture(
-            request.model,
-            request.args,
-            request.kwargs,
-            request.shapes,
-            training=request.training,
-            grad=request.grad,
-            decompositions=request.decompositions,
+            source.model,
+            source.args,
+            source.kwargs,
+            source.shapes,
+            training=source.training,
+            grad=source.grad,
+            decompositions=source.decompositions,
             front_ends=[name for name in front_ends if name != "dynamo"],
             follow_example=True,
         )
@@ -259,13 +237,13 @@ _NUMBER_HINT = (
 _TENSOR_HINT = "Use torch.where, or torch.cond, in place of the branch."
 
 
-def _final_refusal(request: _Request, front_end: str, error: Exception) -> UnsupportedError | None:
+def _final_refusal(source: FrontEndInput, front_end: str, error: Exception) -> UnsupportedError | None:
     """Return the error for the user, if no other front end can trace what ``error`` is about."""
     match error:
         case aot_autograd.AliasedOutputsError():
             return _refused_aliases(error)
         case overlaps.OverlapError():
-            return _refused_overlap(request, error)
+            return _refused_overlap(source, error)
         case gradient_writes.GradientWriteError():
             return _refused_gradient_write(error)
         case dirty_arguments.DirtyArgumentError():
@@ -285,13 +263,13 @@ def _refused_aliases(error: aot_autograd.AliasedOutputsError) -> UnsupportedErro
     )
 
 
-def _refused_overlap(request: _Request, error: overlaps.OverlapError) -> UnsupportedError:
+def _refused_overlap(source: FrontEndInput, error: overlaps.OverlapError) -> UnsupportedError:
     where = line_of(error)
     if not where:  # Dynamo's graph has no lines of the user's, so run the model itself
         mode = fake_tensors.fake_mode_with_shapes()
-        with request.modes(), contextlib.suppress(Exception):  # the model may fail earlier, for another reason
+        with _modes(source), contextlib.suppress(Exception):  # the model may fail earlier, for another reason
             try:
-                fake_run.run_on_fake_tensors(mode, request.model, request.args, request.kwargs)
+                fake_run.run_on_fake_tensors(mode, source.model, source.args, source.kwargs)
             except overlaps.OverlapError as found:
                 where = line_of(found)
     return UnsupportedError(
@@ -368,6 +346,13 @@ def _check_layouts(joint: aot_autograd.Joint) -> None:
             [Problem(where, message) for where, message in problems.items()],
             hint="Use dense ones (to_dense(), Embedding(sparse=False)).",
         )
+
+
+@contextlib.contextmanager
+def _modes(source: FrontEndInput) -> Iterator[None]:
+    """Put the model and autograd into their modes inside the block."""
+    with _mode(source.model, source.training), torch.set_grad_enabled(source.grad):
+        yield
 
 
 @contextlib.contextmanager

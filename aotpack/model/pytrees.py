@@ -59,7 +59,7 @@ def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:
     if fields is None:
         raise UnsupportedError(
             f"{path} is a {kind.__module__}.{kind.__qualname__}, a container without names for its fields.",
-            hint="Return tuples, lists, dictionaries, named tuples or dataclasses.",
+            hint="Use a tuple, list, dictionary, named tuple or dataclass in its place.",
         )
     items, paths = _describe_all(children, [f"{path}.{field}" for field in fields])
     shown = spec.context if isinstance(spec.context, type) else kind

@@ -31,6 +31,7 @@ from .._torch.aot_autograd import Decompositions
 from .._torch.api.argument_records import open_dataclasses
 from .._torch.api.fake_tensors import free_sizes
 from .._torch.api.recurrent import own_gru, recurrent_layers
+from .._torch.api.state_dict_code import loading_code, saving_code
 from .._torch.fixes.applying import apply_fixes, fix_table, record_of_fixes
 from .._torch.fixes.fake_tensor.strides import decomposed_like_kernels
 from .._torch.fixes.gate import check_torch
@@ -165,6 +166,7 @@ def build(
     with _traceable(run, example, options, chosen) as example, BlobStore(out) as store:
         in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout, papers)
         context = traced_methods.start(run, example, options, _decompositions(chosen, options))
+        _say_checkpoint_code(run, context.module)
         traced = traced_methods.trace(context)
         report = _compile_and_write(in_progress, context, traced, chosen, specializations, name=name, self_test=self_test)
     record_built(report.digest)
@@ -178,6 +180,17 @@ def _papers(given: Mapping[str, Any]) -> Papers:
         return papers
     parameters = {name: given[name] for name in RECORDED}
     return replace(papers, parameters=parameters, materials=materials_of(given["model"], given["entry"]))
+
+
+def _say_checkpoint_code(run: Run, module: torch.nn.Module) -> None:
+    """Say that the model's own code for checkpoints is not in the bundle."""
+    if saving := saving_code(module):
+        run.warn(
+            f"state_dict() of the bundle has its parameters and buffers as they are, and does not run {', '.join(saving)}. "
+            "Register such hooks on the loaded module."
+        )
+    if loading := loading_code(module):
+        run.note(f"load_state_dict() of the bundle does not run {', '.join(loading)}: register such hooks on the loaded module")
 
 
 @contextlib.contextmanager
