@@ -1,6 +1,7 @@
 # Inductor with `fallback_random`: operators that draw are dropped where nobody uses their result
 #
-# The numbers that are drawn afterwards differ from eager's.
+# The numbers that are drawn afterwards differ from eager's. torch 2.13 keeps `rand`, and
+# drops `bernoulli`.
 import torch
 import torch._inductor.config
 

@@ -50,7 +50,8 @@ class Fix:
             private torch APIs. It returns a context manager. With ``kind="graph"`` it changes the
             graph that it is given.
         patches: dotted names in torch that the fix replaces or depends on.
-        upstream: the issue (``pytorch#12345``), or ``unreported``.
+        upstream: the issue or pull request of PyTorch that describes the fault (``pytorch#12345``), or
+            ``unreported``.
         broken: minor releases of torch whose case was seen to fail without the fix.
         fixed_in: the first minor release whose case passes without the fix. The fix is not applied
             from there on.

@@ -143,7 +143,7 @@ def _table() -> str:
     lines = [
         f"- Fixes: {len(fixes)}.",
         f"- Programs without aotpack show {len(shown)} of them. The pages of the others say what is missing.",
-        f"- Issues of PyTorch describe {len(fixes) - len(unreported)}. Not reported yet: {len(unreported)}.",
+        f"- Issues or pull requests of PyTorch describe {len(fixes) - len(unreported)}. Not reported yet: {len(unreported)}.",
         f"- Fixed in a release of torch: {_fixed(fixes)}.",
         f"- Hooks: {len(ENTRIES.HOOKS)}. They use a private name of torch that has no fault.",
         "",

@@ -108,6 +108,7 @@ FIXES = (
         id="decomposition-strided-scatter",
         severity="wrong-values",
         summary="`x[4:].as_strided_scatter(y, (2,), (1,), 1)` counts elements in a contiguous copy of the part, not in memory.",
+        upstream="pytorch#140171",
         apply="fixes.decomposition.tables:as_strided_scatter",
         kind="table",
         patches=("torch.ops.aten.as_strided_scatter.default",),
