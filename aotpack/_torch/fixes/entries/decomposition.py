@@ -123,8 +123,9 @@ FIXES = (
     ),
     _fix(
         id="decomposition-take-by-one-index",
-        severity="compile-error",
-        summary="`take` by an index without dimensions does not compile: the decomposition reads it as a number.",
+        severity="wrong-values",
+        summary="`take` by an index without dimensions does not compile; from torch 2.14 on, it is a view of its argument.",
+        upstream="pytorch#186138",
         apply="fixes.decomposition.tables:take",
         kind="table",
         patches=("torch.ops.aten.take.default",),
