@@ -214,6 +214,15 @@ FIXES = (
         apply="fixes.dynamo.functions:separate_results_from_arguments",
         patches=("torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply",),
     ),
+    _dynamo(
+        id="dynamo-regions-taken-for-others",
+        severity="wrong-values",
+        summary="Nested compile regions of other layers are taken for the first one: classes of submodules are not compared.",
+        apply="fixes.dynamo.regions:trace_every_region",
+        patches=("torch._dynamo.variables.invoke_subgraph.is_reuse_eligible",),
+        broken=("2.13", "2.14", "2.15"),
+        since="2.13",
+    ),
 )
 
 HOOKS = (
