@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch._dynamo.variables import invoke_subgraph
@@ -19,7 +19,7 @@ def trace_every_region() -> Iterator[None]:
     later one. It compares neither the classes of submodules nor what a function closes over. With
     ``reuse_hash_fn`` the user says which calls are alike.
     """
-    is_eligible = invoke_subgraph.is_reuse_eligible
+    is_eligible: Callable[..., bool] = invoke_subgraph.is_reuse_eligible
 
     def is_hashed(*given: Any, has_reuse_hash_fn: bool = False) -> bool:
         return has_reuse_hash_fn and is_eligible(*given, has_reuse_hash_fn=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ..register import Fix, Hook
+from ..register import Fix
 from . import decomposition, inductor, tracing
+from .hooks import HOOKS as HOOKS
 
 FIXES: tuple[Fix, ...] = (*tracing.FIXES, *decomposition.FIXES, *inductor.FIXES)
-
-HOOKS: tuple[Hook, ...] = (*tracing.HOOKS, *decomposition.HOOKS, *inductor.HOOKS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..register import Fix, Hook
+from ..register import Fix
 
 _fix = partial(Fix, component="decomposition")
 _RULES = "torch._decomp.decompositions"
@@ -153,26 +153,5 @@ FIXES = (
         apply="fixes.decomposition.tables:keep_unsafe_splits_separate",
         kind="table",
         patches=("torch.ops.aten.unsafe_split.Tensor", "torch.ops.aten.unsafe_split_with_sizes.default"),
-    ),
-)
-
-HOOKS = (
-    Hook(
-        id="decomposition-recurrent-scans",
-        component="decomposition",
-        summary="Traces recurrent layers as loops, and LSTMs for `cpu` alone as oneDNN's kernel. Refuses packed sequences.",
-        module="api.recurrent",
-        patches=(
-            *(f"{_RULES}.{name}" for name in ("rnn_cell", "one_layer_rnn", "gru_cell", "one_layer_lstm")),
-            f"{_RULES}.select_one_layer_lstm_function",
-            *(f"torch.nn.modules.rnn.{kind}.forward" for kind in ("RNN", "LSTM", "GRU")),
-        ),
-    ),
-    Hook(
-        id="decomposition-averages-of-batch-norm",
-        component="decomposition",
-        summary="Keeps the factor of `BatchNorm(momentum=None)` a tensor: eager reads it off as a Python number.",
-        module="api.averages",
-        patches=("torch.nn.modules.batchnorm._BatchNorm.forward", "torch.nn.modules.batchnorm.SyncBatchNorm.forward"),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..register import Fix, Hook
+from ..register import Fix
 
 _fix = partial(Fix, component="inductor")
 _CPP = "torch._inductor.codegen.cpp"
@@ -337,73 +337,5 @@ FIXES = (
         upstream="pytorch#188074",
         apply="fixes.inductor.random_operators:call_bernoulli_kernel",
         patches=("torch._inductor.decomposition.decompositions[aten.bernoulli.default]",),
-    ),
-)
-
-HOOKS = (
-    Hook(
-        id="inductor-graph-lowering",
-        component="inductor",
-        summary="Names inputs that may be freed, keeps strides that a user sees, and records how each output is written.",
-        module="inductor",
-        patches=(
-            "torch._inductor.graph.GraphLowering.placeholder",
-            "torch._inductor.graph.GraphLowering.run_node",
-            "torch._inductor.graph.GraphLowering.find_nodes_prefer_channels_last",
-            "torch._inductor.graph.GraphLowering.codegen_with_cpp_wrapper",
-            "torch._inductor.compile_fx.compile_fx_aot",
-            "torch._inductor.compile_fx.compile_fx_inner",
-            "torch._inductor.compile_fx._aoti_flatten_inputs",
-            "torch._inductor.compile_fx.GraphLowering",
-        ),
-    ),
-    Hook(
-        id="inductor-second-trace",
-        component="inductor",
-        summary="Copies a graph that AOTAutograd has traced, where AOTInductor would trace it again.",
-        module="second_trace",
-        patches=("torch._inductor.compile_fx.aot_export_module",),
-    ),
-    Hook(
-        id="inductor-events",
-        component="inductor",
-        summary="Puts an event of torch's profiler around each kernel, with the modules that the kernel comes from.",
-        module="events",
-        patches=(f"{_CPP}.KernelGroup.call_kernel", "torch._inductor.scheduler.Scheduler.codegen_extern_call"),
-    ),
-    Hook(
-        id="inductor-plain-additions",
-        component="inductor",
-        summary="Generates additions by index without atomic instructions, for up to four threads.",
-        module="scatters",
-        patches=(
-            f"{_CPP}.CppKernel.store",
-            f"{_CPP}.CppVecKernel.store",
-            f"{_CPP}.CppTile2DKernel.store",
-            f"{_CPP}.CppKernelProxy.codegen_loops_impl",
-        ),
-    ),
-    Hook(
-        id="inductor-small-loops",
-        component="inductor",
-        summary="Runs loops of few elements on one thread.",
-        module="small_loops",
-        patches=(f"{_CPP}.CppKernel.decide_parallel_depth",),
-    ),
-    Hook(
-        id="inductor-tool-chain",
-        component="inductor",
-        summary="Runs the C++ compiler's commands of several graphs side by side, with flags and headers of our own.",
-        module="toolchain",
-        patches=(
-            "torch._inductor.cpp_builder.run_compile_cmd",
-            "torch._inductor.cpp_builder._get_optimization_cflags",
-            "torch._inductor.codecache.AotCodeCompiler",
-            "torch._inductor.codecache.AotCodeCompiler.compile",
-            "torch._inductor.codecache._HEADER_DIR",
-            "torch._inductor.codecache._HEADER_LOCK_DIR",
-            "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu.generate_input_output_runtime_checks",
-            "torch._inductor.cpu_vec_isa.VecISA.check_build",
-        ),
     ),
 )

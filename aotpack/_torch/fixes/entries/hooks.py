@@ -1,0 +1,275 @@
+"""Entries for hooks: private names of torch that a build replaces to record or refuse something."""
+
+from __future__ import annotations
+
+from ..register import Hook
+
+_AOT = "torch._functorch._aot_autograd"
+_CPP = "torch._inductor.codegen.cpp"
+_RULES = "torch._decomp.decompositions"
+
+HOOKS = (
+    Hook(
+        id="aot-export",
+        component="aot_autograd",
+        summary="Traces the joint graph, with what the model returns before it is flattened.",
+        module="aot_autograd",
+        patches=(
+            "torch._functorch.aot_autograd.create_tree_flattened_fn",
+            "torch._functorch.aot_autograd.aot_export_joint_with_descriptors",
+            f"{_AOT}.graph_compile.run_joint_graph_passes_on_hops",
+        ),
+    ),
+    Hook(
+        id="aot-lines",
+        component="aot_autograd",
+        summary="Records the user's lines behind the nodes of a joint graph.",
+        module="api.source_lines",
+        patches=(
+            "torch.fx.experimental.proxy_tensor._MakefxTracer.__init__",
+            "torch.fx.experimental.proxy_tensor.PythonKeyTracer._filter_traceback_frames",
+        ),
+    ),
+    Hook(
+        id="aot-gradient-writes",
+        component="aot_autograd",
+        summary="Refuses a custom backward that writes to a gradient which others have, too.",
+        module="refusals.gradient_writes",
+        patches=(
+            "torch.autograd.function.BackwardCFunction.apply",
+            "torch.autograd.grad",
+            "torch.Tensor.register_hook",
+        ),
+    ),
+    Hook(
+        id="partitioner-budget",
+        component="partitioner",
+        summary="Chooses what is saved within a memory budget.",
+        module="memory_budget",
+        patches=(
+            "torch._functorch._activation_checkpointing.knapsack.dp_knapsack",
+            "torch._functorch.partitioners.estimate_runtime",
+        ),
+    ),
+    Hook(
+        id="dynamo-state",
+        component="dynamo",
+        summary="Collects the Python values that a model changes, and where the identity of tensors decides.",
+        module="dynamo",
+        patches=(
+            "torch._dynamo.variables.BuiltinVariable._comparison_with_tensor",
+            "torch._dynamo.variables.BuiltinVariable.call_id",
+            "torch._dynamo.variables.TensorVariable.hash_impl",
+            "torch._dynamo.variables.TensorVariable.get_python_hash",
+            "torch._dynamo.variables.TensorVariable.tp_methods",
+            "torch._dynamo.functional_export.dynamo_graph_capture_for_export",
+        ),
+    ),
+    Hook(
+        id="fake-runs",
+        component="fake_tensor",
+        summary="Runs the model on fake tensors, and notes what it calls.",
+        module="fake_run",
+        patches=(
+            "torch._subclasses.fake_tensor.FakeTensorMode.dispatch",
+            "torch.nn.Module.__setattr__",
+            "torch._dynamo.tensor_version_op._unsafe_set_version_counter",
+        ),
+    ),
+    Hook(
+        id="fake-asserted-arguments",
+        component="fake_tensor",
+        summary="Turns checks of argument values in torch's own functions into assertions of the graph.",
+        module="api.asserted",
+        patches=("torch.Tensor.__bool__", "torch._subclasses.functional_tensor.FunctionalTensor.__bool__"),
+    ),
+    Hook(
+        id="aot-own-gradients",
+        component="aot_autograd",
+        summary="Follows or refuses gradients that a model computes itself (`torch.autograd.grad`, `backward`).",
+        module="api.own_gradients",
+        patches=("torch.autograd._engine_run_backward",),
+    ),
+    Hook(
+        id="aot-module-attributes",
+        component="aot_autograd",
+        summary="Records which attributes of modules a model reads and changes while it runs.",
+        module="api.module_attributes",
+        patches=("torch.nn.Module.__getattribute__", "torch.nn.Module.__setattr__", "torch.nn.Module.training"),
+    ),
+    Hook(
+        id="aot-unmoved-modules",
+        component="aot_autograd",
+        summary="Skips `module.to()` and the like in a model that need not move or convert anything.",
+        module="api.moves",
+        patches=tuple(f"torch.nn.Module.{name}" for name in ("to", "cpu", "float", "double", "half", "bfloat16")),
+    ),
+    Hook(
+        id="aot-inference-mode",
+        component="aot_autograd",
+        summary="Traces `torch.inference_mode` inside a model as `torch.no_grad`: its tensors cannot be traced.",
+        module="api.inference",
+        patches=(
+            "torch.autograd.grad_mode.inference_mode.__enter__",
+            "torch.autograd.grad_mode.inference_mode.__exit__",
+        ),
+    ),
+    Hook(
+        id="aot-dirty-arguments",
+        component="aot_autograd",
+        summary="Refuses an `autograd.Function` that marks an argument of the model as dirty.",
+        module="refusals.dirty_arguments",
+        patches=("torch.autograd.function.FunctionCtx.mark_dirty",),
+    ),
+    Hook(
+        id="aot-undefined-gradients",
+        component="aot_autograd",
+        summary="Refuses an `autograd.Function` that takes None in place of undefined gradients.",
+        module="refusals.undefined_gradients",
+        patches=("torch.autograd.function.FunctionCtx.set_materialize_grads",),
+    ),
+    Hook(
+        id="aot-lost-gradients",
+        component="aot_autograd",
+        summary="Refuses what takes part of a model out of the traced backward: hooks, `saved_tensors_hooks`, transforms.",
+        module="refusals.lost_gradients",
+        patches=(
+            "torch.autograd.graph.saved_tensors_hooks.__enter__",
+            "torch._ops.HigherOrderOperator.__call__",
+            "torch.Tensor.register_hook",
+            "torch.Tensor.register_post_accumulate_grad_hook",
+            "torch.autograd.function.FunctionMeta.__getattribute__",
+            "torch.autograd.function.custom_function_call",
+        ),
+    ),
+    Hook(
+        id="dynamo-changes",
+        component="dynamo",
+        summary="Notes the Python values that a model reads and changes.",
+        module="refusals.changes",
+        patches=(
+            "torch._dynamo.output_graph.OutputGraph.get_replayed_side_effect_source_refs",
+            "torch._dynamo.output_graph.OutputGraph.cleanup",
+        ),
+    ),
+    Hook(
+        id="dynamo-random-numbers",
+        component="dynamo",
+        summary="Refuses numbers of Python's `random`, and uses of the default generator's state.",
+        module="randomness",
+        patches=(
+            "torch._dynamo.variables.user_defined.RandomValueSource",
+            "torch.random.default_generator",
+            "torch._higher_order_ops.wrap.TagActivationCheckpoint.__call__",
+        ),
+    ),
+    Hook(
+        id="aot-checkpoints",
+        component="aot_autograd",
+        summary="Traces regions of `torch.utils.checkpoint` so that the backward computes them again.",
+        module="api.checkpoint",
+        patches=(
+            "torch.utils.checkpoint._checkpoint_without_reentrant_generator",
+            "torch.utils.checkpoint._checkpoint_without_reentrant_generator_impl",
+            "torch.utils.checkpoint.CheckpointFunction",
+            "torch.fx.traceback.current_meta",
+        ),
+    ),
+    Hook(
+        id="shapes-questions",
+        component="symbolic_shapes",
+        summary="Answers questions about sizes and truth values while a model is traced, and notes them.",
+        module="api.shape_env",
+        patches=("torch.SymBool.__bool__", "torch.SymFloat.__bool__"),
+    ),
+    Hook(
+        id="fake-constants",
+        component="fake_tensor",
+        summary="Reads the values of constants of the model, and refuses truth values of assertions.",
+        module="api.constants",
+        patches=("torch._subclasses.functional_tensor.FunctionalTensor.tolist",),
+    ),
+    Hook(
+        id="decomposition-recurrent-scans",
+        component="decomposition",
+        summary="Traces recurrent layers as loops, and LSTMs for `cpu` alone as oneDNN's kernel. Refuses packed sequences.",
+        module="api.recurrent",
+        patches=(
+            *(f"{_RULES}.{name}" for name in ("rnn_cell", "one_layer_rnn", "gru_cell", "one_layer_lstm")),
+            f"{_RULES}.select_one_layer_lstm_function",
+            *(f"torch.nn.modules.rnn.{kind}.forward" for kind in ("RNN", "LSTM", "GRU")),
+        ),
+    ),
+    Hook(
+        id="decomposition-averages-of-batch-norm",
+        component="decomposition",
+        summary="Keeps the factor of `BatchNorm(momentum=None)` a tensor: eager reads it off as a Python number.",
+        module="api.averages",
+        patches=("torch.nn.modules.batchnorm._BatchNorm.forward", "torch.nn.modules.batchnorm.SyncBatchNorm.forward"),
+    ),
+    Hook(
+        id="inductor-graph-lowering",
+        component="inductor",
+        summary="Names inputs that may be freed, keeps strides that a user sees, and records how each output is written.",
+        module="inductor",
+        patches=(
+            "torch._inductor.graph.GraphLowering.placeholder",
+            "torch._inductor.graph.GraphLowering.run_node",
+            "torch._inductor.graph.GraphLowering.find_nodes_prefer_channels_last",
+            "torch._inductor.graph.GraphLowering.codegen_with_cpp_wrapper",
+            "torch._inductor.compile_fx.compile_fx_aot",
+            "torch._inductor.compile_fx.compile_fx_inner",
+            "torch._inductor.compile_fx._aoti_flatten_inputs",
+            "torch._inductor.compile_fx.GraphLowering",
+        ),
+    ),
+    Hook(
+        id="inductor-second-trace",
+        component="inductor",
+        summary="Copies a graph that AOTAutograd has traced, where AOTInductor would trace it again.",
+        module="second_trace",
+        patches=("torch._inductor.compile_fx.aot_export_module",),
+    ),
+    Hook(
+        id="inductor-events",
+        component="inductor",
+        summary="Puts an event of torch's profiler around each kernel, with the modules that the kernel comes from.",
+        module="events",
+        patches=(f"{_CPP}.KernelGroup.call_kernel", "torch._inductor.scheduler.Scheduler.codegen_extern_call"),
+    ),
+    Hook(
+        id="inductor-plain-additions",
+        component="inductor",
+        summary="Generates additions by index without atomic instructions, for up to four threads.",
+        module="scatters",
+        patches=(
+            f"{_CPP}.CppKernel.store",
+            f"{_CPP}.CppVecKernel.store",
+            f"{_CPP}.CppTile2DKernel.store",
+            f"{_CPP}.CppKernelProxy.codegen_loops_impl",
+        ),
+    ),
+    Hook(
+        id="inductor-small-loops",
+        component="inductor",
+        summary="Runs loops of few elements on one thread.",
+        module="small_loops",
+        patches=(f"{_CPP}.CppKernel.decide_parallel_depth",),
+    ),
+    Hook(
+        id="inductor-tool-chain",
+        component="inductor",
+        summary="Runs the C++ compiler's commands of several graphs side by side, with flags and headers of our own.",
+        module="toolchain",
+        patches=(
+            "torch._inductor.cpp_builder.run_compile_cmd",
+            "torch._inductor.cpp_builder._get_optimization_cflags",
+            "torch._inductor.codecache.AotCodeCompiler",
+            "torch._inductor.codecache.AotCodeCompiler.compile",
+            "torch._inductor.codecache._HEADER_DIR",
+            "torch._inductor.codecache._HEADER_LOCK_DIR",
+            "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu.generate_input_output_runtime_checks",
+            "torch._inductor.cpu_vec_isa.VecISA.check_build",
+        ),
+    ),
+)
