@@ -26,11 +26,9 @@ from .._torch.api.asserted import AssertedArguments
 from .._torch.api.averages import traced_averages
 from .._torch.api.inference import traced_inference
 from .._torch.api.moves import unmoved_modules
-from .._torch.api.recurrent import PackedSequenceError, refused_packing
+from .._torch.api.recurrent import refused_packing
 from .._torch.decompose import decomposed_as_eager
-from .._torch.fixes.aot_autograd import overlaps
 from .._torch.randomness import traced_random
-from .._torch.refusals import dirty_arguments, gradient_writes, undefined_gradients
 from .._torch.state_assignments import SideEffectError
 from ..graph import source_line
 from . import direct, dynamo, export
@@ -38,9 +36,12 @@ from .backward_writes import with_tangent_writes
 from .dry_run import repeat
 from .dry_run.branches import Branch, follow, observe
 from .dry_run.eager import explained
-from .front_end_input import FrontEndInput, has_modes
+from .final_refusals import final_refusal
+from .front_end_input import FrontEndInput
 from .inputs.dynamic_shapes import DynamicShapes
-from .reasons import BRANCH, NUMBER, Reason, by_use, line_of, merged, reason
+from .modes import mode, modes
+from .reasons import BRANCH, NUMBER, Reason, by_use, merged, reason
+from .regions import as_regions, repeated_layers
 from .returned import Returned
 from .sparse_gradients import with_parts_of_gradients
 from .sparse_results import with_dense_results
@@ -54,7 +55,8 @@ class Captured:
 
     ``front_end`` made the joint graph, and ``rejected`` has the reasons of those tried before.
     ``lost_checkpoints`` are the user's lines whose checkpoints the graph does not recompute.
-    ``branches`` are the Python branches that were taken as on the example inputs.
+    ``branches`` are the Python branches that were taken as on the example inputs. ``regions`` are
+    how many layers are nested compile regions, and ``regions_refused`` says why none are.
     """
 
     joint: aot_autograd.Joint
@@ -63,6 +65,8 @@ class Captured:
     rejected: tuple[Problem, ...] = field(default=())
     lost_checkpoints: tuple[str, ...] = ()
     branches: tuple[Branch, ...] = ()
+    regions: int = 0
+    regions_refused: str = ""
 
 
 def capture(
@@ -77,6 +81,7 @@ def capture(
     exact_random: bool = False,
     front_ends: Sequence[str] = FRONT_ENDS,
     follow_example: bool = False,
+    regional: bool = False,
 ) -> Captured:
     """Trace ``model`` in one mode with the first front end that accepts it.
 
@@ -88,30 +93,39 @@ def capture(
     it. The other front ends then follow the Python branches of that run
     (:mod:`.dry_run.branches`).
 
+    With ``regional``, Dynamo first traces the model with its repeated layers as nested compile
+    regions (:mod:`.regions`).
+
     Raises:
         CaptureError: every front end refused the model. The message has the reason of each.
         SetsRequiresGradError: the model must be traced again with arguments that require
             gradients.
     """
     source = FrontEndInput(model, args, kwargs, shapes, decompositions, training, grad, exact_random)
+    regions_refused = ""
+    if regional:
+        try:
+            return _attempt_with_regions(source, front_ends)
+        except _NoRegionsError as error:
+            regions_refused = str(error)
     refused: list[Reason] = []
     cause: Exception | None = None
     observed: list[Branch] | None = None
     for name in front_ends:
         try:
             if follow_example and name != "dynamo" and observed is None:
-                with _modes(source):
+                with modes(source):
                     observed = observe(model, args, kwargs)
             captured = _attempt(replace(source, returned=Returned()), name, observed or [])
         except (AotpackError, fake_run.SetsRequiresGradError):
             raise
         except Exception as error:  # a front end may raise any error, which is reported if no other succeeds
-            if (refusal := _final_refusal(source, name, error)) is not None:
+            if (refusal := final_refusal(source, name, error)) is not None:
                 raise refusal from error
             refused.append(reason(name, error))
             cause = cause or error
         else:
-            return replace(captured, rejected=tuple(each.problem for each in merged(refused)))
+            return replace(captured, rejected=tuple(each.problem for each in merged(refused)), regions_refused=regions_refused)
     raise _refused_by_all(source, by_use(merged(refused)), cause, front_ends, follow_example=follow_example)
 
 
@@ -130,6 +144,26 @@ def _attempt(source: FrontEndInput, front_end: str, observed: Sequence[Branch]) 
         joint = with_tangent_writes(with_parts_of_gradients(with_dense_results(joint)))
         _check_layouts(joint)
     return Captured(joint, source.returned, front_end, lost_checkpoints=lost, branches=tuple(followed))
+
+
+class _NoRegionsError(Exception):
+    """The model cannot be traced with its repeated layers as regions."""
+
+
+def _attempt_with_regions(source: FrontEndInput, front_ends: Sequence[str]) -> Captured:
+    if "dynamo" not in front_ends:
+        raise _NoRegionsError("only the dynamo front end has regions")
+    layers = repeated_layers(source.model)
+    if not layers:
+        raise _NoRegionsError("no ModuleList or Sequential has several layers of one class, with submodules and equal sizes")
+    try:
+        with as_regions(layers):
+            captured = _attempt(replace(source, returned=Returned()), "dynamo", [])
+    except fake_run.SetsRequiresGradError:
+        raise
+    except Exception as error:  # any error may be one of regions; without them it is raised again, or there is none
+        raise _NoRegionsError(reason("dynamo", error).problem.message) from error
+    return replace(captured, regions=len(layers))
 
 
 def depends_on_gradients(
@@ -161,7 +195,7 @@ def as_traced(model: torch.nn.Module, branches: Sequence[Branch], *, training: b
 def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> Iterator[None]:
     """Put the model into its mode inside the block, and apply the changes to torch that tracing needs."""
     with (
-        _mode(model, training),
+        mode(model, training),
         messages.own_warnings(),
         messages.quiet_torch_logs(),
         checkpoints.torch_xla_checkpoints(),
@@ -186,7 +220,7 @@ def _refused_by_all(
     follows = not follow_example and any(each.ours in (BRANCH, NUMBER) for each in reasons) and _can_follow(source, front_ends)
     refusal = _no_front_end(reasons, training=source.training, follows=follows)
     refusal.__cause__ = cause
-    with _modes(source):
+    with modes(source):
         return explained(source.model, source.args, source.kwargs, refusal)
 
 
@@ -237,82 +271,6 @@ _NUMBER_HINT = (
 _TENSOR_HINT = "Use torch.where, or torch.cond, in place of the branch."
 
 
-def _final_refusal(source: FrontEndInput, front_end: str, error: Exception) -> UnsupportedError | None:
-    """Return the error for the user, if no other front end can trace what ``error`` is about."""
-    match error:
-        case aot_autograd.AliasedOutputsError():
-            return _refused_aliases(error)
-        case overlaps.OverlapError():
-            return _refused_overlap(source, error)
-        case gradient_writes.GradientWriteError():
-            return _refused_gradient_write(error)
-        case dirty_arguments.DirtyArgumentError():
-            return _refused_dirty_argument(error)
-        case undefined_gradients.UndefinedGradientError() if front_end != "dynamo":
-            return _refused_undefined_gradients(error)  # Dynamo loses the request for None, also where tracing keeps it
-        case PackedSequenceError():
-            return _refused_packing(error)
-    return None
-
-
-def _refused_aliases(error: aot_autograd.AliasedOutputsError) -> UnsupportedError:
-    return UnsupportedError(
-        "The model has tensor subclasses, and returns tensors that share memory with each other, which torch cannot trace.",
-        [Problem(where, "is a view of another result") for where in error.paths],
-        hint="Return copies (clone()), or return one of them and create the views outside the model.",
-    )
-
-
-def _refused_overlap(source: FrontEndInput, error: overlaps.OverlapError) -> UnsupportedError:
-    where = line_of(error)
-    if not where:  # Dynamo's graph has no lines of the user's, so run the model itself
-        mode = fake_tensors.fake_mode_with_shapes()
-        with _modes(source), contextlib.suppress(Exception):  # the model may fail earlier, for another reason
-            try:
-                fake_run.run_on_fake_tensors(mode, source.model, source.args, source.kwargs)
-            except overlaps.OverlapError as found:
-                where = line_of(found)
-    return UnsupportedError(
-        "One operation of the model writes to overlapping memory: eager raises, or its result depends on the order of loops.",
-        [Problem(where or "the model", str(error))],
-        hint="Write to a copy (clone()), or to its base.",
-    )
-
-
-def _refused_gradient_write(error: gradient_writes.GradientWriteError) -> UnsupportedError:
-    where = error.line if error.node is None else source_line(error.node)
-    return UnsupportedError(
-        f"The model has {error.writer} writes to a gradient that is also used elsewhere.",
-        [Problem(where or "the model", str(error))],
-        hint="Write to a clone() of the gradient, or return a new tensor. Autograd does not allow changing it in place.",
-    )
-
-
-def _refused_dirty_argument(error: dirty_arguments.DirtyArgumentError) -> UnsupportedError:
-    return UnsupportedError(
-        "The model has an autograd.Function that writes to an argument of the model.",
-        [Problem(error.line or "the model", str(error))],
-        hint="Pass a copy to the function (x.clone()), or return a new tensor from its forward.",
-    )
-
-
-def _refused_undefined_gradients(error: undefined_gradients.UndefinedGradientError) -> UnsupportedError:
-    return UnsupportedError(
-        "The model has an autograd.Function whose gradients may be undefined.",
-        [Problem(error.line or "the model", str(error))],
-        hint="Treat zeros like None in its backward, and leave out ctx.set_materialize_grads(False).",
-    )
-
-
-def _refused_packing(error: PackedSequenceError) -> UnsupportedError:
-    return UnsupportedError(
-        "The model has a recurrent layer run over packed sequences, whose sizes depend on data.",
-        [Problem(line_of(error) or "the model", str(error))],
-        hint="Pass padded sequences to the layer. In the forward direction the results are the same up to the end of each "
-        "sequence. Mask the results after it, and take the last state at the end of the sequence.",
-    )
-
-
 def _check_constants(joint: aot_autograd.Joint) -> None:
     """Check that the tensors that a graph closes over have values.
 
@@ -346,37 +304,6 @@ def _check_layouts(joint: aot_autograd.Joint) -> None:
             [Problem(where, message) for where, message in problems.items()],
             hint="Use dense ones (to_dense(), Embedding(sparse=False)).",
         )
-
-
-@contextlib.contextmanager
-def _modes(source: FrontEndInput) -> Iterator[None]:
-    """Put the model and autograd into their modes inside the block."""
-    with _mode(source.model, source.training), torch.set_grad_enabled(source.grad):
-        yield
-
-
-@contextlib.contextmanager
-def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
-    # A trace must not leave fake tensors in the user's model, nor state that a first call sets up. torch's own
-    # reparametrization leaves fake tensors if one submodule has two names.
-    with repeat.unchanged(model), _unvalidated_distributions():
-        if model.training != training and has_modes(model):
-            model.train(training)
-        yield
-
-
-@contextlib.contextmanager
-def _unvalidated_distributions() -> Iterator[None]:
-    """Turn off the argument checks of ``torch.distributions``, as ``torch.compile`` does.
-
-    They depend on values.
-    """
-    before: bool = torch.distributions.Distribution._validate_args
-    torch.distributions.Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        torch.distributions.Distribution.set_default_validate_args(before)
 
 
 _FRONT_ENDS = {"dynamo": dynamo.traced, "export": export.traced, "trace": direct.traced}

@@ -77,6 +77,7 @@ def build(
     second_derivatives: bool = False,
     specializations: Sequence[Mapping[str, int]] = (),
     warm_up: bool = False,
+    regional: bool = False,
     tune: bool = False,
     allow_untested_torch: bool = False,
     provenance: bool = False,
@@ -125,6 +126,8 @@ def build(
         warm_up: first call a copy of the model in eager on the example inputs, and trace that
             copy. It then has what a first call sets up: caches, lazily created tensors, parameters
             initialised from data.
+        regional: compile the repeated layers of a model once (regional compilation). A build then
+            grows with the kinds of layers, not with their number. Kernels do not span two layers.
         tune: measure on this machine which library multiplies matrices faster, and compile calls of
             it. The bundle records the choice. Only ``cpu`` targets have one.
         allow_untested_torch: build with a version of torch that aotpack was not tested with. The
@@ -152,6 +155,7 @@ def build(
         second_derivatives=second_derivatives,
         optional=OPTIONAL_METHODS if methods is None else frozenset(),
         warm_up=warm_up,
+        regional=regional,
         autocast=autocast_states(autocast, current_autocast()),
     )
     check_options(args, options, layout)

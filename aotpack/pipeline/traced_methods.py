@@ -312,9 +312,14 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
             exact_random=options.exact_random,
             front_ends=options.front_ends,
             follow_example=options.branches == "example",
+            regional=options.regional,
         )
     gradients_only = _is_for_gradients_only(context, plan, captured.branches)
     run.note(f"captured {plan.name!r} with the {captured.front_end} front end")
+    if captured.regions:
+        run.note(f"{plan.name!r}: {captured.regions} repeated layers are regions, each compiled once")
+    if captured.regions_refused:
+        run.warn(f"layers are not compiled once: {captured.regions_refused}", once=captured.regions_refused)
     for problem in captured.rejected:
         ends = f"the {problem.where} front end{'s' * (',' in problem.where)} refused"
         run.warn(f"{ends} {plan.name!r}: {problem.message}", once=f"{ends}: {problem.message}")
