@@ -38,6 +38,7 @@ SECTIONS = {
     "variants": "variants",
     "recompute": "recompute",
     "scale": "scale",
+    "depth": "depth",
     "xla": "xla",
     "xla_scan": "xla_scan",
 }

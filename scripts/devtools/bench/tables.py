@@ -165,6 +165,27 @@ def scale(result: Mapping[str, Any]) -> str:
     return table(head, rows)
 
 
+def depth(result: Mapping[str, Any]) -> str:
+    head = ["layers", "`torch.compile`, cold", "build", "regional build", "build, ratio", "regional, ratio"]
+    head += ["code", "code, regional", "step", "step, regional"]
+    rows = [
+        [
+            layers,
+            time(found["compile_seconds"]),
+            time(found["build_seconds"]),
+            time(found["regional_seconds"]),
+            times(found["build_seconds"] / found["compile_seconds"]),
+            times(found["regional_seconds"] / found["compile_seconds"]),
+            size(found["build_bytes"]["code"]),
+            size(found["regional_bytes"]["code"]),
+            time(found["build_step_seconds"]),
+            time(found["regional_step_seconds"]),
+        ]
+        for layers, found in result["layers"].items()
+    ]
+    return table(head, rows)
+
+
 def weights(result: Mapping[str, Any]) -> str:
     rows = [
         [
@@ -284,6 +305,7 @@ _PERFORMANCE = {
     "recompute": recompute,
     "build": build,
     "scale": scale,
+    "depth": depth,
     "weights": weights,
     "share": share_of,
     "goals": goals,

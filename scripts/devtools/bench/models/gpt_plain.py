@@ -28,10 +28,10 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """Loss and logits. The output layer shares its weight with the embedding."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = LAYERS) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks, self.norm = nn.Sequential(*[Block() for _ in range(LAYERS)]), nn.LayerNorm(WIDTH)
+        self.blocks, self.norm = nn.Sequential(*[Block() for _ in range(layers)]), nn.LayerNorm(WIDTH)
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
@@ -41,8 +41,8 @@ class Gpt(nn.Module):
         return {"loss": loss, "logits": logits}
 
 
-def model() -> nn.Module:
-    return Gpt()
+def model(layers: int = LAYERS) -> nn.Module:
+    return Gpt(layers)
 
 
 def example_inputs() -> tuple[tuple[()], dict[str, Tensor]]:
