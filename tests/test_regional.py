@@ -109,6 +109,33 @@ def test_layers_that_torch_takes_for_no_regions(tmp_path: Path) -> None:
     assert regions(tmp_path / "m.aotpack") == (0, 0)
 
 
+def test_eagers_random_numbers_are_drawn_outside_of_regions(tmp_path: Path) -> None:
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(3)])
+    x, out = torch.randn(3, 4), tmp_path / "m.aotpack"
+    report = aotpack.build(model, (x,), out=out, targets=("portable",), regional=True, rng="eager", methods=("train",))
+    (warning,) = report.warnings
+    assert warning.startswith("layers are not compiled once: the layers draw random numbers")
+    loaded = aotpack.load(out)
+    torch.manual_seed(1)
+    expected = model(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(loaded(x), expected)
+
+
+def test_second_derivatives_are_traced_without_regions(tmp_path: Path) -> None:
+    model, x = Deep([Layer(nn.Tanh) for _ in range(3)]), torch.randn(3, 4, requires_grad=True)
+    out = tmp_path / "m.aotpack"
+    report = aotpack.build(
+        model, (x,), out=out, targets=("portable",), regional=True, second_derivatives=True, methods=("train",)
+    )
+    assert not report.warnings
+    grads = []
+    for one in (model, aotpack.load(out)):
+        (gradient,) = torch.autograd.grad(one(x).square().sum(), x, create_graph=True)
+        grads.append(torch.autograd.grad(gradient.square().sum(), [x, *one.parameters()], allow_unused=True))
+    torch.testing.assert_close(grads[1], grads[0])
+
+
 def test_without_repeated_layers(tmp_path: Path) -> None:
     report = built(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), tmp_path / "m.aotpack")
     (warning,) = report.warnings

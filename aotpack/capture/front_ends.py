@@ -26,6 +26,7 @@ from .._torch.api.asserted import AssertedArguments
 from .._torch.api.averages import traced_averages
 from .._torch.api.inference import traced_inference
 from .._torch.api.moves import unmoved_modules
+from .._torch.api.random_operators import draws_in_subgraphs
 from .._torch.api.recurrent import refused_packing
 from .._torch.decompose import decomposed_as_eager
 from .._torch.randomness import traced_random
@@ -163,6 +164,8 @@ def _attempt_with_regions(source: FrontEndInput, front_ends: Sequence[str]) -> C
         raise
     except Exception as error:  # any error may be one of regions; without them it is raised again, or there is none
         raise _NoRegionsError(reason("dynamo", error).problem.message) from error
+    if source.exact_random and draws_in_subgraphs(captured.joint.graph_module):
+        raise _NoRegionsError("the layers draw random numbers, which --rng eager allows only outside of regions")
     return replace(captured, regions=len(layers))
 
 

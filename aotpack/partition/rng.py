@@ -19,7 +19,7 @@ from aotpack_loader.errors import Problem, UnsupportedError
 
 from .._torch import aot_autograd
 from .._torch.api import fake_tensors
-from .._torch.api.random_operators import in_backward, is_random, keep_in_backward
+from .._torch.api.random_operators import draws_in_subgraphs, in_backward, is_random, keep_in_backward
 from .._torch.api.torch_types import desc
 from ..graph import source_line
 
@@ -70,12 +70,9 @@ def pin(joint: aot_autograd.Joint) -> Pinned:
 
 
 def _refuse_inner_draws(module: GraphModule) -> None:
-    inner = [m.graph for m in module.modules() if isinstance(m, GraphModule) and m is not module]
     problems = [
         Problem(source_line(node) or node.name, f"{node.target} draws inside control flow or a nested compile region")
-        for graph in inner
-        for node in graph.nodes
-        if is_random(node)
+        for node in draws_in_subgraphs(module)
     ]
     if problems:
         raise UnsupportedError(

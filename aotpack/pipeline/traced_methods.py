@@ -250,7 +250,7 @@ def _with_second(context: BuildContext, first: TracedMethod) -> list[TracedMetho
     before = context.module.training
     try:
         # The other front ends expect a user's function here, and would find torch.autograd.grad.
-        options = replace(context.options, front_ends=("trace",))
+        options = replace(context.options, front_ends=("trace",), regional=False)
         again = replace(context, module=gradients, args=tensors, kwargs={}, shapes=varying, options=options)
         built = _trace_once(again, plan, Arrangement(gradients, tensors, {}))
     finally:

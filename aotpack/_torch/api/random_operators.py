@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch._higher_order_ops import effects
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 RANDOM = torch.Tag.nondeterministic_seeded
 
@@ -17,6 +17,12 @@ def is_random(node: Node) -> bool:
     Attention has the tag too, but draws nothing without dropout.
     """
     return isinstance(node.target, torch._ops.OpOverload) and RANDOM in node.target.tags and _argument(node, "dropout_p") != 0
+
+
+def draws_in_subgraphs(module: GraphModule) -> list[Node]:
+    """The nodes of control flow and of nested compile regions that draw random numbers."""
+    inner = [m.graph for m in module.modules() if isinstance(m, GraphModule) and m is not module]
+    return [node for graph in inner for node in graph.nodes if is_random(node)]
 
 
 def _argument(node: Node, name: str) -> Any:
