@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import Tensor, nn
 
 import aotpack
 from aotpack.capture.regions import repeated_layers
-from aotpack.pipeline.progress import BuildReport
+from aotpack.cli import main
+from aotpack.pipeline.advice import before_tracing
+from aotpack.pipeline.options import Options
+from aotpack.pipeline.progress import BuildReport, Run
+from aotpack.targets import resolve_targets
 from aotpack_loader.archive.bundle import Bundle
 
 
@@ -120,6 +125,33 @@ def test_eagers_random_numbers_are_drawn_outside_of_regions(tmp_path: Path) -> N
     expected = model(x)
     torch.manual_seed(1)
     torch.testing.assert_close(loaded(x), expected)
+
+
+def test_the_command_names_its_own_options(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def model():\n    return nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(2)])\n"
+        "def example_inputs():\n    return (torch.zeros(3, 4),)\n"
+    )
+    words = ["build", str(tmp_path / "model.py"), "-o", str(tmp_path / "m"), "--target", "portable", "--method", "train"]
+    result = CliRunner().invoke(main, [*words, "--regional", "--rng", "eager"])
+    assert result.exit_code == 0, result.output
+    assert "the layers draw random numbers, which --rng eager allows only outside of regions" in result.output
+
+
+def test_deep_models_are_told_of_the_option() -> None:
+    deep = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(12)])
+    said = []
+    for model, options, target in (
+        (deep, Options(), "cpu"),
+        (deep, Options(), "portable"),
+        (deep, Options(regional=True), "cpu"),
+        (deep[:11], Options(), "cpu"),
+    ):
+        run = Run()
+        before_tracing(run, model, options, resolve_targets([target]))
+        said.append(run.notes)
+    assert said == [["the model repeats 12 layers: with regional=True each kind of layer is compiled once"], [], [], []]
 
 
 def test_second_derivatives_are_traced_without_regions(tmp_path: Path) -> None:

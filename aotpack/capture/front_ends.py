@@ -165,7 +165,7 @@ def _attempt_with_regions(source: FrontEndInput, front_ends: Sequence[str]) -> C
     except Exception as error:  # any error may be one of regions; without them it is raised again, or there is none
         raise _NoRegionsError(reason("dynamo", error).problem.message) from error
     if source.exact_random and draws_in_subgraphs(captured.joint.graph_module):
-        raise _NoRegionsError("the layers draw random numbers, which --rng eager allows only outside of regions")
+        raise _NoRegionsError('the layers draw random numbers, which rng="eager" allows only outside of regions')
     return replace(captured, regions=len(layers))
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
-from .console import F, plain, print_json, size_text, stdout, time_text
+from .console import F, as_options, plain, print_json, size_text, stdout, time_text
 
 if TYPE_CHECKING:
     from aotpack.pipeline.progress import BuildReport
@@ -114,10 +114,10 @@ class Progress:
 
     def note(self, message: str) -> None:
         if self._verbose:
-            self._line(f"  {message}")
+            self._line(f"  {_spelled(message)}")
 
     def warn(self, message: str) -> None:
-        self._line(f"warning: {message}", style="yellow")
+        self._line(f"warning: {_spelled(message)}", style="yellow")
 
     def _line(self, line: str, style: str = "") -> None:
         self._console.print(plain(line, style, lines=True), soft_wrap=True)
@@ -135,6 +135,12 @@ class Progress:
         elif self._status is not None:
             self._status.stop()
             self._status = None
+
+
+def _spelled(message: str) -> str:
+    """Return a message with arguments of the Python API as options of the running command."""
+    context = click.get_current_context(silent=True)
+    return as_options(message, context.command if context else None)
 
 
 def print_report(report: BuildReport, *, as_json: bool) -> None:
@@ -159,5 +165,5 @@ def _summary(report: BuildReport) -> Table:
     total = sum(stage.seconds for stage in report.stages)
     table.add_row("time", plain(f"{time_text(total)} ({', '.join(stages)})" if stages else time_text(total)))
     for note in report.notes:
-        table.add_row("note", plain(note, lines=True))
+        table.add_row("note", plain(_spelled(note), lines=True))
     return table

@@ -78,7 +78,7 @@ def _refuse_inner_draws(module: GraphModule) -> None:
         raise UnsupportedError(
             "The model draws random numbers where a bundle cannot draw the same numbers as eager.",
             problems,
-            hint="Build without --rng eager, or draw the numbers outside and pass them as an argument.",
+            hint='Build without rng="eager", or draw the numbers outside and pass them as an argument.',
         )
 
 

@@ -81,7 +81,8 @@ def tune(run: Run, targets: Sequence[Target]) -> None:
     tunable = [target for target in targets if hasattr(target, "tune")]
     if not tunable:
         raise BuildError(
-            "Nothing can be tuned: no target chooses between libraries.", hint="Add --target cpu, or leave out --tune."
+            "Nothing can be tuned: no target chooses between libraries.",
+            hint='Build with targets=("cpu",), or leave out tune=True.',
         )
     for target in tunable:
         with run.stage("tune", target.name):

@@ -31,7 +31,6 @@ from .._torch.aot_autograd import Decompositions
 from .._torch.api.argument_records import open_dataclasses
 from .._torch.api.fake_tensors import free_sizes
 from .._torch.api.recurrent import own_gru, recurrent_layers
-from .._torch.api.state_dict_code import loading_code, saving_code
 from .._torch.fixes.applying import apply_fixes, fix_table, record_of_fixes
 from .._torch.fixes.fake_tensor.strides import decomposed_like_kernels
 from .._torch.fixes.gate import check_torch
@@ -43,7 +42,7 @@ from ..targets import Target, resolve_targets, uses_inductor
 from ..writer.bundle import BlobStore, TargetEntry
 from ..writer.cache import CompileCache
 from ..writer.weights import write_weights
-from . import documents, finish, reopen, traced_methods
+from . import advice, documents, finish, reopen, traced_methods
 from .collector import eased
 from .materials import Material, materials_of
 from .options import DEFAULT_METHODS, OPTIONAL_METHODS, Options, RandomMode, autocast_states, check_options, layout_problems
@@ -170,7 +169,7 @@ def build(
     with _traceable(run, example, options, chosen) as example, BlobStore(out) as store:
         in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout, papers)
         context = traced_methods.start(run, example, options, _decompositions(chosen, options))
-        _say_checkpoint_code(run, context.module)
+        advice.before_tracing(run, context.module, options, chosen)
         traced = traced_methods.trace(context)
         report = _compile_and_write(in_progress, context, traced, chosen, specializations, name=name, self_test=self_test)
     record_built(report.digest)
@@ -184,17 +183,6 @@ def _papers(given: Mapping[str, Any]) -> Papers:
         return papers
     parameters = {name: given[name] for name in RECORDED}
     return replace(papers, parameters=parameters, materials=materials_of(given["model"], given["entry"]))
-
-
-def _say_checkpoint_code(run: Run, module: torch.nn.Module) -> None:
-    """Say that the model's own code for checkpoints is not in the bundle."""
-    if saving := saving_code(module):
-        run.warn(
-            f"state_dict() of the bundle has its parameters and buffers as they are, and does not run {', '.join(saving)}. "
-            "Register such hooks on the loaded module."
-        )
-    if loading := loading_code(module):
-        run.note(f"load_state_dict() of the bundle does not run {', '.join(loading)}: register such hooks on the loaded module")
 
 
 @contextlib.contextmanager

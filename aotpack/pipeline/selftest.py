@@ -41,7 +41,7 @@ def record(
         raise BuildError(
             "The model draws random numbers, so its results cannot be compared: no self-test can be recorded.",
             [Problem(name, "differs from run to run") for name in random[:10]],
-            hint="Build with --rng eager, without --self-test, or with dropout off.",
+            hint='Build with rng="eager", without self_test=True, or with dropout off.',
         )
     tensors |= first
     foreign = [name for name, value in tensors.items() if dtype_name(value.dtype) not in CODES]
@@ -69,7 +69,7 @@ def _observe(
             raise BuildError(
                 "The model fails on copies of its example inputs, which recording a self-test needs.",
                 [Problem(type(error).__name__, str(error))],
-                hint="Build without --self-test.",
+                hint="Build without self_test=True.",
             ) from error
 
 

@@ -100,7 +100,7 @@ class CpuTarget:
         if not lowering.can_name_instruction_set():
             raise BuildError(
                 f"torch {torch.__version__} cannot compile for a named instruction set.",
-                hint="Build with a newer torch, or with --target portable.",
+                hint='Build with a newer torch, or with targets=("portable",).',
             )
         level = variant or cpuinfo.best_x86_level()
         if level not in cpuinfo.X86_LEVELS:
@@ -215,7 +215,7 @@ class CpuTarget:
             raise BuildError(
                 f"AOTInductor could not compile {key} for {self.name}.",
                 [Problem(line or key, f"{names}: {reason}" if names else reason)],
-                hint="Build with --target portable to get a bundle that runs without native code.",
+                hint='Build with targets=("portable",) to get a bundle that runs without native code.',
             ) from error
 
 
@@ -300,5 +300,5 @@ def _refuse_unknown(graphs: Sequence[GraphToCompile]) -> None:
         raise BuildError(
             "AOTInductor cannot compile control flow that this model uses.",
             problems,
-            hint="Build with --target portable. A while_loop that needs gradients becomes while_loop_stack_output.",
+            hint='Build with targets=("portable",). A while_loop that needs gradients becomes while_loop_stack_output.',
         )

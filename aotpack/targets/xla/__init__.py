@@ -85,7 +85,7 @@ class XlaTarget:
         from .decompositions import table
 
         if exact_random:
-            raise UnsupportedError("The xla target draws its own random numbers.", hint="Build it without --rng eager.")
+            raise UnsupportedError("The xla target draws its own random numbers.", hint='Build it without rng="eager".')
         return table()
 
     def compile(
