@@ -78,6 +78,7 @@ class Case:
             is compared too.
         front_ends: as for a build.
         second_derivatives: as for a build.
+        regional: as for a build.
         subclasses: as for a load.
         ignore: patterns of differences that another case of the table covers.
         works: eager must accept every call. Otherwise the bundle must raise an error where eager
@@ -94,6 +95,7 @@ class Case:
     rng: Literal["default", "eager"] = "default"
     front_ends: Sequence[str] = FRONT_ENDS
     second_derivatives: bool = False
+    regional: bool = False
     subclasses: Sequence[type] = ()
     ignore: str = ""
     works: bool = False
@@ -114,6 +116,7 @@ def build(case: Case, out: Path) -> None:
         rng=case.rng,
         front_ends=case.front_ends,
         second_derivatives=case.second_derivatives,
+        regional=case.regional,
         cache=False,
     )
 

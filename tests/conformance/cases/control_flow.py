@@ -18,6 +18,7 @@ BATCH = {"x": {0: torch.export.Dim.DYNAMIC}}
 TURNS = (*(Call(seed) for seed in range(1, 7)), *(Call(seed, training=False, grad=False) for seed in (7, 8)))
 """Seeds enough for either branch."""
 TRAINED = (Call(1), Call(2))
+_KINDS = (nn.Tanh, nn.Tanh, nn.Sigmoid, nn.ReLU, nn.Tanh, nn.ReLU)
 INFERRED = (Call(1, training=False, grad=False), Call(2, training=False, grad=False))
 
 
@@ -226,6 +227,38 @@ class NormBlock(nn.Module):
     @torch.compiler.nested_compile_region
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(x).relu()
+
+
+class Layer(nn.Module):
+    """A layer with an activation of its own, not marked as a region."""
+
+    def __init__(self, activation: Callable[[], nn.Module] = nn.ReLU, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layer, self.activation, self.dropout = nn.Linear(4, 4), activation(), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(self.activation(self.layer(x)))
+
+
+class KindsOfLayers(nn.Module):
+    """Layers of equal sizes whose submodules differ."""
+
+    def __init__(self, *activations: Callable[[], nn.Module], region: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([MarkedLayer(each) if region else Layer(each) for each in activations])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class MarkedLayer(Layer):
+    """A layer that the model marks."""
+
+    @torch.compiler.nested_compile_region
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
 
 
 class Tied(nn.Module):
@@ -546,6 +579,19 @@ CASES: list[Case] = [
     ),
     module_case("control flow: nested compile regions, one layer thrice", Tied, g(3, 4)),
     module_case("control flow: nested compile regions, cond inside", lambda: Stack(BranchBlock), g(3, 4), calls=TURNS),
+    module_case("control flow: nested compile regions, kinds of layers", lambda: KindsOfLayers(*_KINDS, region=True), g(3, 4)),
+    module_case("control flow: regional build, kinds of layers", lambda: KindsOfLayers(*_KINDS), g(3, 4), regional=True),
+    module_case("control flow: regional build, dropout", lambda: Stack(lambda: Layer(dropout=0.5)), g(3, 4), regional=True),
+    module_case(
+        "control flow: regional build, dynamic batch",
+        lambda: Stack(Layer),
+        t(3, 4),
+        regional=True,
+        dynamic_shapes=BATCH,
+        calls=tuple(
+            Call(size, inputs=Given(lambda gen, size=size: ((torch.randn(size, 4, generator=gen),), {}))) for size in (2, 6)
+        ),
+    ),
     case("control flow: nested compile regions, a result unused", regions_of_two, g(3), g(3)),
     case("control flow: nested compile regions, returns its input", its_input, g(3)),
     case("control flow: nested compile regions, writes to its input", writing_regions, t(3)),
