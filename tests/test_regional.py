@@ -130,7 +130,7 @@ def test_eagers_random_numbers_are_drawn_outside_of_regions(tmp_path: Path) -> N
 def test_the_command_names_its_own_options(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
         "import torch\nfrom torch import nn\n"
-        "def model():\n    return nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(2)])\n"
+        "def model():\n    return nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)) for _ in range(3)])\n"
         "def example_inputs():\n    return (torch.zeros(3, 4),)\n"
     )
     words = ["build", str(tmp_path / "model.py"), "-o", str(tmp_path / "m"), "--target", "portable", "--method", "train"]
