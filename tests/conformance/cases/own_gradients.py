@@ -137,6 +137,54 @@ def of_a_parameter(net: nn.Module, x: Tensor) -> Tensor:
     return net(x)
 
 
+class StraightThrough(torch.autograd.Function):
+    """Its derivative is not that of its forward, in either mode."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.round(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent * 3
+
+
+class StraightBack(StraightThrough):
+    """Dynamo traces it outside transforms: it has no jvp."""
+
+    jvp = torch.autograd.Function.jvp
+
+
+def rounded_in_transforms(x: Tensor) -> Any:
+    def loss(y: Tensor) -> Tensor:
+        return (StraightBack.apply(y) * y).sum()
+
+    hessian_product = torch.func.grad(lambda y: (torch.func.grad(loss)(y) * x).sum())
+    _, vjp = torch.func.vjp(StraightBack.apply, x)
+    return torch.func.grad(loss)(x), hessian_product(x), vjp(x)[0], torch.func.jacrev(StraightBack.apply)(x)
+
+
+def rounded_in_forward_mode(x: Tensor) -> Any:
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x + 1)
+        tangent = torch.autograd.forward_ad.unpack_dual(StraightThrough.apply(dual)).tangent
+    return torch.func.jvp(StraightThrough.apply, (x,), (x,)), torch.func.jacfwd(StraightThrough.apply)(x), tangent
+
+
+def rounded_in_batches(x: Tensor) -> Tensor:
+    return torch.func.vmap(lambda y: StraightBack.apply(y) * y)(x)
+
+
 def _case(loss: Loss, x: Any = None, **options: Any) -> Case:
     options = {"methods": ("train",), "calls": (TRAIN,), "rng": "eager", **options}
     return module_case(f"own gradients: {loss.__name__.strip('_')}", lambda: Field(loss), x or t(5, 2), **options)
@@ -161,4 +209,7 @@ CASES = [
     _case(of_the_argument_by_attribute),
     module_case("own gradients: forces_on_the_argument", lambda: Field(forces_on_the_argument), t(5, 2)),
     *[_case(loss) for loss in (of_a_used_argument, on_and_off, of_a_parameter)],
+    case("own gradients: of rounded numbers, in transforms", rounded_in_transforms, g(3)),
+    case("own gradients: of rounded numbers, in forward mode", rounded_in_forward_mode, t(3)),
+    case("own gradients: of rounded numbers, in batches", rounded_in_batches, g(3, 2)),
 ]

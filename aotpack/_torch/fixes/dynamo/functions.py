@@ -6,10 +6,13 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from torch._C._functorch import get_interpreter_stack
 from torch._dynamo.variables import TensorVariable, TupleVariable
 from torch._dynamo.variables.misc import AutogradFunctionVariable
+from torch.autograd import forward_ad
 
-from ...api.patching import patched
+from ...api.patching import Replacing, patched
+from ...refusals.lost_gradients import LostGradientError
 from ...refusals.undefined_gradients import UndefinedGradientError, asks_for_none
 
 
@@ -44,3 +47,27 @@ def _copied_if_input(tx: Any, result: Any, proxies: set[Any]) -> Any:
     if result.requires_grad:
         return result.call_method(tx, "detach", [], {})
     return result.call_method(tx, "view_as", [result], {})
+
+
+def refuse_functions_in_transforms() -> Replacing:
+    """Refuse a function in a transform of ``torch.func``; another front end traces the model.
+
+    Dynamo asks whether an argument requires a gradient. In a transform it does not, or not yet, so
+    Dynamo traces ``forward`` alone.
+    """
+    apply = AutogradFunctionVariable.call_apply
+
+    def applied(self: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if _is_transformed():
+            name = self.fn_cls.__qualname__
+            raise LostGradientError(
+                f"calls the autograd.Function {name} in a transform of torch.func, where Dynamo traces its forward alone"
+            )
+        return apply(self, tx, args, kwargs)
+
+    return patched("dynamo-functions-in-transforms", AutogradFunctionVariable, "call_apply", applied)
+
+
+def _is_transformed() -> bool:
+    """Whether what Dynamo traces is transformed. Dynamo enters the transforms itself."""
+    return bool(get_interpreter_stack()) or forward_ad._current_level >= 0

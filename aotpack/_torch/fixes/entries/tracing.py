@@ -215,6 +215,15 @@ FIXES = (
         patches=("torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply",),
     ),
     _dynamo(
+        id="dynamo-functions-in-transforms",
+        severity="wrong-values",
+        summary="The rules of an `autograd.Function` are left out in `torch.func.jvp` (and `grad`, `vmap`).",
+        upstream="pytorch#192985",
+        apply="fixes.dynamo.functions:refuse_functions_in_transforms",
+        patches=("torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply",),
+        broken=("2.11", "2.13", "2.14", "2.15"),
+    ),
+    _dynamo(
         id="dynamo-regions-taken-for-others",
         severity="wrong-values",
         summary="Nested compile regions of other layers are taken for the first one: classes of submodules are not compared.",
