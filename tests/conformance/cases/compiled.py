@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.export import Dim
 
-from devtools.harness import INFER, TRAIN, Case, Spec, case, g, t
+from devtools.harness import INFER, TRAIN, Case, Spec, case, g, ints, t
 
 from .shapes import at
 
@@ -53,6 +53,15 @@ def padded_product(x: Tensor) -> Tensor:
     """A sum whose tiles lie across a loop between: 18 is no multiple of a vector."""
     y = F.gelu(x)
     return torch.matmul(F.pad(y, (0, 0, 0, 0, 0, 10), value=0.5), F.pad(y.permute(3, 2, 1, 0), (0, 0, 0, 10), value=0.5))
+
+
+def powers_of_two(half: Tensor, single: Tensor, count: Tensor) -> Any:
+    return (
+        torch.ldexp(half, single),
+        torch.ldexp(count, half),
+        torch.ldexp(single, count),
+        torch.ldexp(single * 1e-30, count + 200),
+    )
 
 
 def places_of_extremes(x: Tensor) -> Any:
@@ -261,6 +270,16 @@ CASES += [
     case("compiled: written twice, gradients", written_twice, g(6, 9), methods=("train",), targets=("cpu",)),
 ]
 CASES += [
+    case(
+        "compiled: powers of two",
+        powers_of_two,
+        lambda gen: torch.rand(5, generator=gen).half(),
+        t(5),
+        ints(5, high=9),
+        methods=("infer",),
+        calls=(INFER,),
+        targets=("cpu",),
+    ),
     case(
         "compiled: the last of varying sizes, cpu",
         last_and_diagonal,

@@ -25,6 +25,10 @@ def take() -> Table:
     return {torch.ops.aten.take.default: _take}
 
 
+def ldexp() -> Table:
+    return {torch.ops.aten.ldexp.Tensor: _ldexp}
+
+
 def decompose_foreach_with_scalars() -> Table:
     return {getattr(torch.ops.aten, f"_foreach_{name}").ScalarList: _each(operator) for name, operator in _EACH.items()}
 
@@ -38,6 +42,16 @@ def keep_unsafe_splits_separate() -> Table:
         torch.ops.aten.unsafe_split.Tensor: _unsafe(torch.ops.aten.split),
         torch.ops.aten.unsafe_split_with_sizes.default: _unsafe(torch.ops.aten.split_with_sizes),
     }
+
+
+def _ldexp(x: torch.Tensor, exponent: torch.Tensor) -> Any:
+    """Multiply by a power of two, in the type of both. Inductor keeps the type of ``x``.
+
+    A real number by a whole exponent is another kernel, which Inductor has, too.
+    """
+    if x.is_floating_point() and not exponent.is_floating_point() and exponent.dtype != torch.bool:
+        return NotImplemented
+    return x * torch.pow(2.0, exponent)
 
 
 def _as_strided_scatter(

@@ -131,6 +131,17 @@ FIXES = (
         patches=("torch.ops.aten.take.default",),
     ),
     _fix(
+        id="decomposition-powers-of-two",
+        severity="wrong-values",
+        summary="`ldexp` of half precision and `float32` is computed in half precision, and returned so.",
+        upstream="pytorch#197091",
+        apply="fixes.decomposition.tables:ldexp",
+        kind="table",
+        patches=("torch.ops.aten.ldexp.Tensor",),
+        broken=("2.13", "2.14", "2.15"),
+        since="2.13",
+    ),
+    _fix(
         id="decomposition-lists-of-numbers",
         severity="compile-error",
         summary="`_foreach_mul` with a number for each tensor raises in AOTInductor's code.",
