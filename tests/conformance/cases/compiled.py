@@ -55,6 +55,10 @@ def padded_product(x: Tensor) -> Tensor:
     return torch.matmul(F.pad(y, (0, 0, 0, 0, 0, 10), value=0.5), F.pad(y.permute(3, 2, 1, 0), (0, 0, 0, 10), value=0.5))
 
 
+def integers_multiplied(x: Tensor, y: Tensor) -> Any:
+    return x @ y, x[0] @ y, x[:1] @ y[:, None], x[None, :1] @ y[None, :, None], x[:, :1] @ y[None, :2], torch.mv(x, y)
+
+
 def powers_of_two(half: Tensor, single: Tensor, count: Tensor) -> Any:
     return (
         torch.ldexp(half, single),
@@ -270,6 +274,14 @@ CASES += [
     case("compiled: written twice, gradients", written_twice, g(6, 9), methods=("train",), targets=("cpu",)),
 ]
 CASES += [
+    case(
+        "compiled: integers multiplied",
+        integers_multiplied,
+        *(ints(*n, high=99, dtype=torch.int8) for n in ((2, 3), (3,))),
+        methods=("infer",),
+        calls=(INFER,),
+        targets=("cpu",),
+    ),
     case(
         "compiled: powers of two",
         powers_of_two,

@@ -71,6 +71,16 @@ FIXES = (
         patches=(f"{_LOWERINGS}[prims.convert_element_type.default]", f"{_CPP}.CppKernel.cache_dtype_convert"),
     ),
     _fix(
+        id="inductor-types-of-results",
+        severity="wrong-values",
+        summary="`torch.bmm` of one row of `int8` is `int64`: it is computed as a sum.",
+        upstream="pytorch#191308",
+        apply="fixes.inductor.element_types:keep_element_types",
+        patches=("torch._inductor.graph.GraphLowering.run_node",),
+        broken=("2.13", "2.14"),
+        fixed_in="2.15",
+    ),
+    _fix(
         id="inductor-numbers-as-float",
         severity="wrong-values",
         summary="A number read off a `float64` tensor (`x.sum().item()`) is passed to kernels as `float`.",
