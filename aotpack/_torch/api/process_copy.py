@@ -42,8 +42,8 @@ def in_place() -> Iterator[None]:
 def copies_are_made() -> bool:
     """Whether work goes on in copies of this process.
 
-    JAX's threads may hold locks that a copy would wait for, so a process with JAX (which torch_xla imports) makes none:
-    JAX itself warns of this in ``jax/_src/xla_bridge.py``.
+    JAX's threads may hold locks that a copy would wait for, as JAX itself warns. So a process with JAX, which torch_xla
+    imports, makes none.
     """
     return not _in_place and hasattr(os, "fork") and "jax" not in sys.modules and "torch_xla" not in sys.modules
 

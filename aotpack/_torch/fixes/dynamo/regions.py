@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch._dynamo.variables import invoke_subgraph
-
 from ...api.patching import patched
 
 
@@ -19,6 +17,8 @@ def trace_every_region() -> Iterator[None]:
     later one. It compares neither the classes of submodules nor what a function closes over. With
     ``reuse_hash_fn`` the user says which calls are alike.
     """
+    from torch._dynamo.variables import invoke_subgraph  # torch 2.13 is the first to have it
+
     is_eligible: Callable[..., bool] = invoke_subgraph.is_reuse_eligible
 
     def is_hashed(*given: Any, has_reuse_hash_fn: bool = False) -> bool:
