@@ -32,8 +32,7 @@ UNNAMED_BUILDER: Final = "https://aotpack.dev/builder/unnamed"
 PREDICATE: Final = "dev.sigstore.bundle.predicateType"
 RECORDED: Final = (
     "targets", "partitioner", "memory_budget", "methods", "front_ends", "rng", "branches", "autocast", "self_test", "name",
-    "second_derivatives", "specializations", "warm_up", "regional", "tune",
-    "allow_untested_torch",
+    "second_derivatives", "specializations", "warm_up", "regional", "tune", "allow_untested_torch",
 )  # fmt: skip
 """The options of a build that its provenance states."""
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
+from .tensor_hooks import name_of
+
 _SAVING = ("_state_dict_pre_hooks", "_state_dict_hooks"), ("state_dict", "_save_to_state_dict", "get_extra_state")
 _LOADING = (
     ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
@@ -29,8 +31,4 @@ def _found(model: torch.nn.Module, hooks: tuple[str, ...], methods: tuple[str, .
         own += [getattr(type(module), name) for name in methods]
         for function in own:
             if not str(getattr(function, "__module__", "")).startswith("torch."):
-                yield f"{path}: {_name(function)}" if path else _name(function)
-
-
-def _name(function: object) -> str:
-    return getattr(function, "__qualname__", type(function).__qualname__)
+                yield f"{path}: {name_of(function)}" if path else name_of(function)

@@ -18,6 +18,7 @@ BATCH = {"x": {0: torch.export.Dim.DYNAMIC}}
 TURNS = (*(Call(seed) for seed in range(1, 7)), *(Call(seed, training=False, grad=False) for seed in (7, 8)))
 """Seeds enough for either branch."""
 TRAINED = (Call(1), Call(2))
+_BATCHES = tuple(Call(size, inputs=Given(lambda gen, size=size: ((torch.randn(size, 4, generator=gen),), {}))) for size in (2, 6))
 _KINDS = (nn.Tanh, nn.Tanh, nn.Sigmoid, nn.ReLU, nn.Tanh, nn.ReLU)
 INFERRED = (Call(1, training=False, grad=False), Call(2, training=False, grad=False))
 
@@ -566,9 +567,7 @@ CASES: list[Case] = [
         Stack,
         t(3, 4),
         dynamic_shapes=BATCH,
-        calls=tuple(
-            Call(size, inputs=Given(lambda gen, size=size: ((torch.randn(size, 4, generator=gen),), {}))) for size in (2, 6)
-        ),
+        calls=_BATCHES,
     ),
     module_case("control flow: nested compile regions in regions", lambda: Stack(Outer, 3), g(3, 4)),
     module_case(
@@ -588,9 +587,7 @@ CASES: list[Case] = [
         t(3, 4),
         regional=True,
         dynamic_shapes=BATCH,
-        calls=tuple(
-            Call(size, inputs=Given(lambda gen, size=size: ((torch.randn(size, 4, generator=gen),), {}))) for size in (2, 6)
-        ),
+        calls=_BATCHES,
     ),
     case("control flow: nested compile regions, a result unused", regions_of_two, g(3), g(3)),
     case("control flow: nested compile regions, returns its input", its_input, g(3)),
