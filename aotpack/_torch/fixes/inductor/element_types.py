@@ -19,7 +19,11 @@ _FIX = "inductor-types-of-results"
 
 @contextlib.contextmanager
 def keep_element_types() -> Iterator[None]:
-    """Give what a node is lowered to the element type that the node has in the graph."""
+    """Give what generated code computes for a node the element type that the node has in the graph.
+
+    The result of a kernel of torch is left alone: the kernel decides its type. The workspace of
+    oneDNN's LSTM is bytes, but both the graph and Inductor may take it for another type.
+    """
     run = GraphLowering.run_node
 
     def run_node(graph: GraphLowering, node: torch.fx.Node) -> Any:
@@ -27,10 +31,18 @@ def keep_element_types() -> Iterator[None]:
         value = node.meta.get("val") if node.op == "call_function" else None
         if not isinstance(result, ir.TensorBox) or not isinstance(value, torch.Tensor):
             return result
-        if result.maybe_get_dtype() in (None, value.dtype):
+        if result.maybe_get_dtype() in (None, value.dtype) or not _is_generated(result):
             return result
         reached(_FIX)
         return lowering.to_dtype(result, value.dtype)
 
     with replaced(_FIX, GraphLowering, "run_node", run_node):
         yield
+
+
+def _is_generated(result: ir.TensorBox) -> bool:
+    """Tell whether Inductor generates the code that computes ``result``, rather than calling a kernel."""
+    value: object = result
+    while isinstance(value, (ir.MutableBox, ir.BaseView)):
+        value = value.data
+    return isinstance(value, (ir.Loops, ir.ComputedBuffer))
