@@ -14,6 +14,7 @@ from aotpack.measure.machine import cpu_model
 
 from .paths import ROOT
 
+_WRITTEN = ("scripts/bench/results", "docs")
 PACKAGES = ("torch", "transformers", "timm", "diffusers", "aotpack", "aotpack-loader")
 
 
@@ -47,9 +48,17 @@ def row_measured_on(row: Mapping[str, Any]) -> str:
 
 
 def tree() -> str:
-    """The commit that was measured, and whether files differed from it. Empty outside of a checkout."""
-    described = ["git", "-C", str(ROOT), "describe", "--always", "--dirty= with changes", "--match", ""]
-    return subprocess.run(described, capture_output=True, text=True, check=False).stdout.strip()
+    """The commit that was measured, and whether files differed from it. Empty outside of a checkout.
+
+    Results and pages are left out: a tool that stores its results changes those.
+    """
+    commit = _git("rev-parse", "--short=7", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *(f":(exclude){path}" for path in _WRITTEN))
+    return commit + (" with changes" if changed else "")
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False).stdout.strip()
 
 
 def measured_on(source: Mapping[str, Any]) -> str:

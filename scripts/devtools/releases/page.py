@@ -143,12 +143,14 @@ def _fixed(results: Sequence[Result]) -> list[str]:
 
 
 def _machines(results: Sequence[Result]) -> list[str]:
-    lines = ["## Where it ran", "", *_table("torch", ["Python", "system", "processor", "date"])]
+    lines = ["## Where it ran", "", *_table("torch", ["Python", "system", "processor", "date", "commits"])]
     for result in results:
         machine, dates = result["machine"], sorted({group["date"] for group in result["groups"].values()})
         span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
         processor = f"{machine['cpu']}, {machine['cores']} cores"
-        lines.append(_row(result["torch"], [result["versions"]["python"], machine["system"], processor, span]))
+        trees = sorted({group.get("tree", "not recorded") for group in result["groups"].values()})
+        where = [result["versions"]["python"], machine["system"], processor, span, ", ".join(trees)]
+        lines.append(_row(result["torch"], where))
     return lines
 
 

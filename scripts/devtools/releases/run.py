@@ -111,7 +111,7 @@ def store(results: Mapping[str, Mapping[str, Any]], fixes: Mapping[str, Any]) ->
     path = FOLDER / f"{RELEASE}.json"
     known = json.loads(path.read_text()) if path.exists() else {"groups": {}}
     where = provenance()
-    stamped = {name: {**result, "date": where["date"]} for name, result in results.items()}
+    stamped = {name: {**result, "date": where["date"], "tree": where["tree"]} for name, result in results.items()}
     groups = dict(sorted({**known["groups"], **stamped}.items()))
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {**where, "torch": str(torch.__version__), "fixes": dict(fixes), "groups": groups}
