@@ -81,6 +81,17 @@ def test_another_run_of_failed_tests_corrects_a_group() -> None:
     assert found == {**known, "passed": 7, "failed": 1, "failures": ["d"]}
 
 
+def test_the_fixes_whose_cases_fail_without_them_are_stored() -> None:
+    left_out = "tests/torch_fixes/test_fixes.py::test_with_a_fix_left_out_its_case_fails"
+    known = counts(
+        {"total": "4", f"{left_out}[a]": "passed", f"{left_out}[b]": "failed", f"{left_out}[c]": "skipped", "d": "passed"}
+    )
+    assert known["fails_without"] == ["a"]
+    again = counts({"total": "1", f"{left_out}[b]": "passed"})
+    assert corrected(known, again)["fails_without"] == ["a", "b"]
+    assert "fails_without" not in corrected(PARTIAL, PARTIAL)
+
+
 def test_a_failed_test_that_is_gone_counts_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "ROOT", tmp_path)
     (tmp_path / "test_one.py").write_text("def test_kept(): pass\ndef test_other(): pass\n")

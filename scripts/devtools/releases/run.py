@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -26,6 +27,8 @@ RELEASE = f"{str(torch.__version__).partition('+')[0]}-{sys.version_info[0]}.{sy
 """This torch and this Python; the name of their file."""
 
 _TESTS_FAILED, _NOTHING_LEFT = 1, 5
+_LEFT_OUT = re.compile(r".*::test_with_a_fix_left_out_its_case_fails\[(.+)\]")
+"""The test of a fix that passes if its case fails without the fix."""
 _RESTARTS = 40
 
 
@@ -74,8 +77,10 @@ def forget_started(outcomes: Path) -> None:
 def counts(outcomes: Mapping[str, str]) -> dict[str, Any]:
     """What is stored of a group: numbers of tests, and the names of those that failed.
 
-    A test that started and did not end has ended its process.
+    A test that started and did not end has ended its process. Groups of fixes also have the fixes
+    whose cases were seen to fail without them.
     """
+    seen = sorted(found[1] for test, outcome in outcomes.items() if outcome == "passed" and (found := _LEFT_OUT.fullmatch(test)))
     failed = sorted(test for test, outcome in outcomes.items() if outcome in ("failed", STARTED))
     number = list(outcomes.values()).count
     return {
@@ -84,6 +89,7 @@ def counts(outcomes: Mapping[str, str]) -> dict[str, Any]:
         "failed": len(failed),
         "skipped": number("skipped"),
         "failures": failed,
+        **({"fails_without": seen} if seen else {}),
     }
 
 
@@ -96,8 +102,10 @@ def stored_group(group: Group) -> dict[str, Any]:
 
 def corrected(known: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, Any]:
     """The counts of a group after another run of its failed tests, some of which may be gone."""
+    seen = sorted({*known.get("fails_without", ()), *again.get("fails_without", ())})
     return {
         **known,
+        **({"fails_without": seen} if seen else {}),
         "total": known["total"] - len(known["failures"]) + again["total"],
         "passed": known["passed"] + again["passed"],
         "skipped": known["skipped"] + again["skipped"],
