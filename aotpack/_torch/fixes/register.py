@@ -52,7 +52,7 @@ class Fix:
         patches: dotted names in torch that the fix replaces or depends on.
         upstream: the issue or pull request of PyTorch that describes the fault (``pytorch#12345``), or
             ``unreported``.
-        broken: minor releases of torch whose case was seen to fail without the fix.
+        searched: the day on which PyTorch's issues were searched for an unreported fault.
         fixed_in: the first minor release whose case passes without the fix. The fix is not applied
             from there on.
         since: the first minor release with the fault. Earlier ones do not get the fix. Null: all
@@ -69,7 +69,7 @@ class Fix:
     apply: str
     patches: tuple[str, ...] = ()
     upstream: str = "unreported"
-    broken: tuple[str, ...] = ("2.13",)
+    searched: str | None = None
     fixed_in: str | None = None
     since: str | None = None
     takes: tuple[str, ...] = ()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..pages import replaced
-from ..paths import ROOT
+from ..paths import RESULTS, ROOT
 from .programs import NOT_SHOWN, PAGES, Report, Shown, report_of, show
 from .register import ENTRIES, REGISTER
 
@@ -21,6 +22,9 @@ SEEN = PAGES / "seen.json"
 """What the programs showed: fix, then release of torch."""
 TABLE = ROOT / "docs" / "torch-fixes.md"
 RELEASE = str(torch.__version__).partition("+")[0]
+
+RAN = RESULTS / "torch-versions"
+"""What ``scripts/test-torch`` stored, a file for each torch and Python."""
 
 Seen = Mapping[str, Mapping[str, str]]
 """One fix's part of ``seen.json``."""
@@ -58,7 +62,7 @@ def _store(fix: str, report: Report, shown: Shown) -> None:
 def results(fix: str, report: Report) -> dict[str, Mapping[str, str]]:
     """What a program showed by release of torch, without what another version of it showed."""
     found: Seen = stored().get(fix, {})
-    ordered = sorted(found, key=lambda release: tuple(map(int, release.split("."))))
+    ordered = sorted(found, key=_numbers)
     return {release: found[release] for release in ordered if found[release]["program"] == report.fingerprint}
 
 
@@ -109,7 +113,7 @@ def _page(fix: Any) -> str:
         *_wrapped(f"Fix: `{fix.id}`. {fix.summary}"),
         "",
         f"Severity: {fix.severity}. Upstream: {_upstream(fix)}. {_mended(fix)}".rstrip(),
-        f"Case: `{fix.case}`.",
+        f"Case: `{fix.case}`.{_needed_on(fix)}",
     ]
     return "\n".join(lines) + "\n"
 
@@ -131,6 +135,8 @@ def _mended(fix: Any) -> str:
 
 
 def _upstream(fix: Any) -> str:
+    if fix.searched:
+        return f"{fix.upstream} (searched {fix.searched})"
     if not fix.upstream.startswith("pytorch#"):
         return str(fix.upstream)
     return f"[{fix.upstream}](https://github.com/pytorch/pytorch/issues/{fix.upstream.partition('#')[2]})"
@@ -147,8 +153,8 @@ def _table() -> str:
         f"- Fixed in a release of torch: {_fixed(fixes)}.",
         f"- Hooks: {len(ENTRIES.HOOKS)}. They use a private name of torch that has no fault.",
         "",
-        "| fix | what is wrong without it | severity | fixed in | shown with torch | upstream |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| fix | what is wrong without it | severity | fixed in | case fails without it | program shows it | upstream |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     return "\n".join([*lines, *map(_row, fixes)])
 
@@ -157,6 +163,31 @@ def shown_on(fix: Any) -> list[str]:
     """The releases of torch on which the program of a fix's report showed the fault."""
     found = results(fix.id, report_of(fix.id))
     return [release for release, one in found.items() if one["expected"] != one["seen"]]
+
+
+def fails_without(fix: Any) -> list[str]:
+    """The releases of torch on which ``scripts/test-torch`` saw the case of a fix fail without the fix."""
+    return [release for release, fixes in _failing().items() if fix.id in fixes]
+
+
+@functools.cache
+def _failing() -> Mapping[str, Collection[str]]:
+    """By release of torch, the fixes whose cases were seen to fail without them."""
+    stored = [json.loads(path.read_text()) for path in RAN.glob("*.json")]
+    found: dict[str, set[str]] = {result["torch"].partition("+")[0]: set() for result in stored}
+    for result in stored:
+        for group in result["groups"].values():
+            found[result["torch"].partition("+")[0]].update(group.get("fails_without", ()))
+    return {release: found[release] for release in sorted(found, key=_numbers)}
+
+
+def _needed_on(fix: Any) -> str:
+    found = fails_without(fix)
+    return f" It fails without the fix on torch {', '.join(found)}." if found else ""
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
 
 
 def explained(fix: Any) -> bool:
@@ -176,6 +207,7 @@ def _row(fix: Any) -> str:
         fix.summary.replace("|", "\\|"),
         fix.severity,
         fix.fixed_in or "",
+        ", ".join(fails_without(fix)),
         ", ".join(shown_on(fix)),
         _upstream(fix),
     )
