@@ -66,8 +66,8 @@ class Parts(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         self.count += 1
         first, _, third = x.split(4, dim=1)
-        values, places = (first * self.scale).sort(dim=1)
-        return values.cumsum(1) * third.t().reshape(values.shape), places
+        values, indices = (first * self.scale).sort(dim=1)
+        return values.cumsum(1) * third.t().reshape(values.shape), indices
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] = {

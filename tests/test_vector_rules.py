@@ -161,7 +161,7 @@ def refuses_unknown_properties(patch: Patch) -> None:
 
 def one_storage_for_all(patch: Patch) -> None:
     def tensor(self: WeightMap, entry: Any) -> torch.Tensor:
-        blob, start, _ = self.place(entry.storage)
+        blob, start, _ = self.location(entry.storage)
         whole = torch.frombuffer(self._layout.map(blob), dtype=torch.uint8)
         dtype = getattr(torch, entry.dtype)
         return whole.view(dtype).as_strided(tuple(entry.shape), tuple(entry.stride), start // dtype.itemsize + entry.offset).data

@@ -189,7 +189,7 @@ enum class Kept : uint8_t { primal, checked, unchecked, constant };
 struct Differentiable {
   Executable backward;
   std::vector<size_t> visible; // outputs that autograd or the caller sees
-  std::vector<size_t> plain; // indices of those without a gradient
+  std::vector<size_t> non_differentiable; // indices of those without a gradient
   std::vector<std::pair<Kept, size_t>> saved;
   variable_list constants; // tensors that represent sizes
   std::vector<Tangent> tangents;
@@ -520,7 +520,7 @@ bool have_one_base(const Tensor& a, const Tensor& b) {
 // Attaches outputs by torch's own function. From torch 2.14 on it also returns the node that it attached.
 std::vector<std::optional<Tensor>> wrap_outputs(
     const variable_list& arguments,
-    const std::unordered_set<c10::TensorImpl*>& plain,
+    const std::unordered_set<c10::TensorImpl*>& non_differentiable,
     const std::vector<std::optional<Tensor>>& visible,
     const c10::intrusive_ptr<Node>& step) {
   const auto forward_mode = [](const variable_list&, const variable_list&) -> variable_list {
@@ -529,41 +529,41 @@ std::vector<std::optional<Tensor>> wrap_outputs(
   const auto view_as_self = [](const Tensor& x) { return x.view_as(x); };
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
   c10::intrusive_ptr<Node> attached;
-  return torch::autograd::_wrap_outputs(arguments, plain, {}, visible, step, forward_mode, {}, view_as_self, false, attached);
+  return torch::autograd::_wrap_outputs(arguments, non_differentiable, {}, visible, step, forward_mode, {}, view_as_self, false, attached);
 #else
-  return torch::autograd::_wrap_outputs(arguments, plain, {}, visible, step, forward_mode, {}, view_as_self, false);
+  return torch::autograd::_wrap_outputs(arguments, non_differentiable, {}, visible, step, forward_mode, {}, view_as_self, false);
 #endif
 }
 
-// Attaches the visible outputs to the node of the call; those in ``plain`` get no gradient.
+// Attaches the visible outputs to the node of the call; those in ``non_differentiable`` get no gradient.
 void attach(
-    const Differentiable& graded,
+    const Differentiable& differentiable,
     const c10::intrusive_ptr<Step>& step,
     const variable_list& arguments,
-    const std::unordered_set<c10::TensorImpl*>& plain,
+    const std::unordered_set<c10::TensorImpl*>& non_differentiable,
     variable_list& outputs) {
   const auto is_fresh = [&](size_t position) {
     const Tensor& value = outputs.at(position);
     return !value.requires_grad() && !value.is_view() &&
         std::none_of(arguments.begin(), arguments.end(), [&](const Tensor& argument) { return argument.is_same(value); });
   };
-  if (std::all_of(graded.visible.begin(), graded.visible.end(), is_fresh)) { // _wrap_outputs would do only this
-    for (size_t position : graded.visible) {
+  if (std::all_of(differentiable.visible.begin(), differentiable.visible.end(), is_fresh)) { // _wrap_outputs would do only this
+    for (size_t position : differentiable.visible) {
       const Tensor& value = outputs[position];
       const auto number = step->add_input_metadata(value);
-      if (torch::autograd::isDifferentiableType(value.scalar_type()) && plain.count(value.unsafeGetTensorImpl()) == 0) {
+      if (torch::autograd::isDifferentiableType(value.scalar_type()) && non_differentiable.count(value.unsafeGetTensorImpl()) == 0) {
         torch::autograd::impl::set_gradient_edge(value, {step, number});
       }
     }
     return;
   }
   std::vector<std::optional<Tensor>> visible;
-  for (size_t position : graded.visible) {
+  for (size_t position : differentiable.visible) {
     visible.emplace_back(outputs.at(position));
   }
-  auto wrapped = wrap_outputs(arguments, plain, visible, step);
+  auto wrapped = wrap_outputs(arguments, non_differentiable, visible, step);
   for (size_t i = 0; i < wrapped.size(); ++i) {
-    outputs[graded.visible[i]] = *wrapped[i];
+    outputs[differentiable.visible[i]] = *wrapped[i];
   }
 }
 
@@ -591,34 +591,34 @@ variable_list run(const Method& method, const variable_list& primals, bool with_
     own(method, primals, outputs);
     return outputs;
   }
-  const Differentiable& graded = *method.differentiable;
+  const Differentiable& differentiable = *method.differentiable;
   variable_list arguments = primals;
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (graded.detached.at(i) && arguments[i].requires_grad()) {
+    if (differentiable.detached.at(i) && arguments[i].requires_grad()) {
       arguments[i] = arguments[i].detach();
     }
   }
   auto step = c10::make_intrusive<Step>(method.differentiable, torch::autograd::collect_next_edges(arguments));
   variable_list outputs, raw;
-  std::unordered_set<c10::TensorImpl*> plain;
+  std::unordered_set<c10::TensorImpl*> non_differentiable;
   {
     at::AutoGradMode off(false);
     outputs = method.forward(variable_list(arguments));
     raw = outputs;
     own(method, arguments, outputs);
-    const auto visible = [&](size_t i) { return outputs.at(graded.visible.at(i)).unsafeGetTensorImpl(); };
-    for (size_t i : graded.plain) {
-      plain.insert(visible(i));
+    const auto visible = [&](size_t i) { return outputs.at(differentiable.visible.at(i)).unsafeGetTensorImpl(); };
+    for (size_t i : differentiable.non_differentiable) {
+      non_differentiable.insert(visible(i));
     }
-    for (const Tangent& tangent : graded.tangents) {
+    for (const Tangent& tangent : differentiable.tangents) {
       const auto& from = tangent.sources;
       if (std::none_of(from.begin(), from.end(), [&](size_t i) { return arguments.at(i).requires_grad(); })) {
-        plain.insert(visible(tangent.position));
+        non_differentiable.insert(visible(tangent.position));
       }
     }
   }
-  attach(graded, step, arguments, plain, outputs);
-  if (!graded.between.empty()) {
+  attach(differentiable, step, arguments, non_differentiable, outputs);
+  if (!differentiable.between.empty()) {
     step->add_tensor_pre_hook(std::make_unique<Between>(method.differentiable, *step));
   }
   step->save(arguments, raw);
@@ -825,7 +825,7 @@ std::shared_ptr<const Differentiable> differentiable(const py::dict& from) {
   auto made = std::make_shared<Differentiable>();
   made->backward = executable(from["executable"]);
   made->visible = take<std::vector<size_t>>(from, "visible");
-  made->plain = take<std::vector<size_t>>(from, "plain");
+  made->non_differentiable = take<std::vector<size_t>>(from, "plain");
   for (auto [kind, position] : take<std::vector<std::pair<std::string, size_t>>>(from, "saved")) {
     made->saved.emplace_back(
         kind == "primal"          ? Kept::primal

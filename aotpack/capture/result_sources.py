@@ -13,20 +13,20 @@ def find_sources(results: Sequence[Any]) -> list[list[int]]:
 
     The results of a trace still have their history.
     """
-    places: dict[tuple[Any, int], list[int]] = {}
+    positions: dict[tuple[Any, int], list[int]] = {}
     for i, result in enumerate(results):
         if isinstance(result, torch.Tensor) and result.grad_fn is not None:
-            places.setdefault((result.grad_fn, result.output_nr), []).append(i)
+            positions.setdefault((result.grad_fn, result.output_nr), []).append(i)
     reached: dict[Any, frozenset[int]] = {}
-    for node, _ in places:
-        _add_reached(node, places, reached)
+    for node, _ in positions:
+        _add_reached(node, positions, reached)
     return [
         sorted(reached[result.grad_fn]) if isinstance(result, torch.Tensor) and result.grad_fn is not None else []
         for result in results
     ]
 
 
-def _add_reached(start: Any, places: dict[tuple[Any, int], list[int]], reached: dict[Any, frozenset[int]]) -> None:
+def _add_reached(start: Any, positions: dict[tuple[Any, int], list[int]], reached: dict[Any, frozenset[int]]) -> None:
     """Add to ``reached`` the results that lie behind ``start`` and behind each node on the way."""
     pending = [start]
     while pending:
@@ -41,5 +41,5 @@ def _add_reached(start: Any, places: dict[tuple[Any, int], list[int]], reached: 
         pending.pop()
         found: set[int] = set()
         for edge in edges:
-            found.update(reached[edge[0]], places.get(edge, ()))
+            found.update(reached[edge[0]], positions.get(edge, ()))
         reached[node] = frozenset(found)

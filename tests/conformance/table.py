@@ -64,7 +64,7 @@ _SINCE_2_15 = _TORCH >= (2, 15)
 """From 2.15 on, torch's own tracing refuses ``resize_`` to a larger size."""
 
 REFUSED: dict[str, str] = {
-    "layouts: places counted, of a slice of any size": r"it uses strides \(as_strided\).*x: is a slice of a larger tensor",
+    "layouts: offsets in memory, of a slice of any size": r"it uses strides \(as_strided\).*x: is a slice of a larger tensor",
     "layouts: a slice as the example, written where contiguous": r"a call copies first.*x: is a slice of a larger tensor",
     "outputs: sparse, of other sizes": r"Unsupported.*: aten\._to_sparse\.default.*cases/outputs.py:\d+",
     "outputs: sparse, one twice": _SPARSE,

@@ -58,7 +58,7 @@ _WRITES = Known(_CONTIGUOUS, rf"args\[0\](\.base)?.*{VALUES}|out.*{VALUES}|shoul
 _LAYOUTS = {
     _VIEWS: (
         "ravel, returned",
-        "ravel, returned, graded",
+        "ravel, returned, requires grad",
         "ravel, returned, cpu",
         "copies and views, returned",
         "contiguous, returned",
@@ -70,9 +70,9 @@ _LAYOUTS = {
         "written where contiguous, cpu",
         "read after a write",
         "written where contiguous, built where it is not",
-        "places counted, as_strided",
-        "places counted, as_strided of what is computed",
-        "places counted, resize_ of a copy",
+        "offsets in memory, as_strided",
+        "offsets in memory, as_strided of what is computed",
+        "offsets in memory, resize_ of a copy",
     ),
 }
 KNOWN = {
@@ -217,7 +217,7 @@ def _compare(case: Case, out: Path, device: torch.device) -> list[str]:
         if isinstance(there.error, (AutogradError, InputError, ModeError)) and here.error is None:
             raise _RefusedError(there.error)
         for seen in (here, there):
-            _forget_places(seen)
+            _forget_layouts(seen)
             if other_numbers:
                 _forget_values(seen)
         lines = [_with_distance(line, here, there, case.name) for line in differences(here, there)]
@@ -263,7 +263,7 @@ def _refusal(call: Call, seen: Observation) -> list[str]:
     return [] if re.search(words, re.sub(r" on xla:\d", "", str(seen.error))) else [f"refused with other words: {seen.error}"]
 
 
-def _forget_places(seen: Observation) -> None:
+def _forget_layouts(seen: Observation) -> None:
     """Strides and offsets; of what shares memory, where. Which tensor is whose ``_base`` is the device's own affair."""
     for facts in seen.tensors.values():
         for key in ("stride", "offset", "conj", "neg"):

@@ -122,7 +122,7 @@ class WeightMap:
         """
         return self._find(name)[0]
 
-    def place(self, name: str) -> tuple[Descriptor, int, int]:
+    def location(self, name: str) -> tuple[Descriptor, int, int]:
         """Return where the stored tensor ``name`` is: its blob, and its bytes ``[start, stop)`` there.
 
         Raises:

@@ -123,7 +123,7 @@ def _tensors(bundle: Bundle, views: Mapping[str, schema.StateEntry | View]) -> d
     for view in views.values():
         if 0 in view.shape:
             continue
-        descriptor, start, stop = stored.place(view.storage)
+        descriptor, start, stop = stored.location(view.storage)
         _, floats, integers = blobs.setdefault(descriptor.digest, (_blob(descriptor), {}, {}))
         fields = [view.storage, view.dtype, start, stop]
         (integers if view.dtype in INTEGERS else floats)[view.storage] = fields

@@ -82,8 +82,8 @@ def _samples() -> Iterator[Callable[[], Any]]:
     for entry in op_db:
         for dtype in (torch.float32, torch.int64, torch.complex64):
             if dtype in entry.supported_dtypes("cpu"):
-                graded = entry.supports_autograd and dtype in entry.supported_backward_dtypes("cpu")
-                for sample, _ in zip(entry.sample_inputs("cpu", dtype, requires_grad=graded), range(10), strict=False):
+                differentiable = entry.supports_autograd and dtype in entry.supported_backward_dtypes("cpu")
+                for sample, _ in zip(entry.sample_inputs("cpu", dtype, requires_grad=differentiable), range(10), strict=False):
                     yield lambda entry=entry, s=sample: entry.op(s.input, *s.args, **s.kwargs)
     for info in module_db:
         for training in (True, False):

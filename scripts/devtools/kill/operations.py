@@ -144,28 +144,28 @@ class Pull(Operation):
     def __init__(self, folder: Path, reference: Reference, digest: str) -> None:
         super().__init__(folder)
         self._reference, self._digest = reference, digest
-        self._cache, self._places = folder / "cache", folder / "out"
+        self._cache, self._outputs = folder / "cache", folder / "out"
         self._out: str | None = None
 
     def prepare(self, draw: random.Random) -> None:
         if draw.random() < 0.9:
             clear(self.folder)
-        self._places.mkdir(exist_ok=True)
-        self._out = draw.choice([None, f"{self._places}/file", f"{self._places}/directory/"])
+        self._outputs.mkdir(exist_ok=True)
+        self._out = draw.choice([None, f"{self._outputs}/file", f"{self._outputs}/directory/"])
 
     def run(self) -> None:
         os.environ["AOTPACK_CACHE"] = str(self._cache)
         pull(self._reference, by_name(()), out=self._out)
 
     def check(self) -> None:
-        for path in (self._cache / "registry" / "bundles" / self._digest[len(PREFIX) :], *self._places.glob("[!.]*")):
+        for path in (self._cache / "registry" / "bundles" / self._digest[len(PREFIX) :], *self._outputs.glob("[!.]*")):
             if not (path / "index.json").exists() and not path.is_file():
                 continue  # a pull that is not complete has no bundle in the cache
             with Bundle.open(path) as bundle:
                 assert bundle.digest == self._digest
                 for descriptor in filter(bundle.has, bundle.descriptors()):
                     bundle.read(descriptor)
-                if path.parent == self._places:
+                if path.parent == self._outputs:
                     bundle.verify()
         _check_named_by_digest(self._cache / "registry" / "blobs" / "sha256")
 

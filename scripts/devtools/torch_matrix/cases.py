@@ -19,7 +19,7 @@ NAMES = (
     "autograd: one key for all queries, cpu",
     "autograd: average pooling over the edge, cpu",
     "layouts: images of any size, cpu",
-    "places: images, cpu",
+    "as_strided: images, cpu",
     "compiled: extremes of int8, cpu",
     "compiled: casts round, gradients",
     "compiled: complex numbers",

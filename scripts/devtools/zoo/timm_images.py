@@ -36,7 +36,7 @@ def classifier(name: str, title: str, model: str, **settings: Any) -> Architectu
 
 
 narrowing = partial(classifier, inputs=large_pixels, batch=8)
-"""Of networks that end in BatchNorm over few places: of two values it makes +1 and -1, whatever they are."""
+"""Of networks that end in BatchNorm over few positions: of two values it makes +1 and -1, whatever they are."""
 
 
 ARCHITECTURES = (

@@ -147,14 +147,14 @@ SUBJECTS: tuple[tuple[str, Callable[..., Any], tuple[Spec, ...]], ...] = (
 )
 
 CASES: list[Case] = [
-    case(f"places: {name}, {target}", function, *specs, methods=("train",), targets=(target,))
+    case(f"as_strided: {name}, {target}", function, *specs, methods=("train",), targets=(target,))
     for name, function, specs in SUBJECTS
     for target in ("portable", "cpu")
 ]
 CASES += [
     *(
         case(
-            f"places: draws, {target}",
+            f"as_strided: draws, {target}",
             of_draws,
             layout(2, 1, 0, sizes=(2, 4, 6)),
             methods=("train",),
@@ -164,13 +164,13 @@ CASES += [
         for target in ("portable", "cpu")
     ),
     case(
-        "places: images of any number",
+        "as_strided: images of any number",
         of_images,
         layout(0, 2, 3, 1, sizes=(2, 4, 6, 6)),
         methods=("train",),
         dynamic_shapes={"x": {0: Dim("number", min=2, max=64)}},
     ),
-    case("places: a few elements of a result", few_elements, g(4, 4)),
-    case("places: elements with gaps", elements_with_gaps, g(4, 4)),
-    case("places: elements of a turned result", turned_elements, g(4, 4)),
+    case("as_strided: a few elements of a result", few_elements, g(4, 4)),
+    case("as_strided: elements with gaps", elements_with_gaps, g(4, 4)),
+    case("as_strided: elements of a turned result", turned_elements, g(4, 4)),
 ]

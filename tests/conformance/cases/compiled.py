@@ -68,7 +68,7 @@ def powers_of_two(half: Tensor, single: Tensor, count: Tensor) -> Any:
     )
 
 
-def places_of_extremes(x: Tensor) -> Any:
+def indices_of_extremes(x: Tensor) -> Any:
     """Loops go by memory, which is channels-last; indices do not."""
     return x.mean(-1).argmax(), x.amax(-1).argmin(), (x * 2).argmax(), x.argmin()
 
@@ -110,14 +110,14 @@ def read_and_written(x: Tensor) -> Any:
 
 def concatenated_and_written(x: Tensor) -> Any:
     """A tensor that would lie in its concatenation, and a concatenation, are written."""
-    sums, parts, places, masked, whole = x.cumsum(0), x.sin(), x.cos(), x.tanh(), x.exp()
-    first, second, third = torch.cat([parts, sums]), torch.cat([places, sums], 1), torch.cat([masked, sums])
+    sums, parts, indices, masked, whole = x.cumsum(0), x.sin(), x.cos(), x.tanh(), x.exp()
+    first, second, third = torch.cat([parts, sums]), torch.cat([indices, sums], 1), torch.cat([masked, sums])
     parts.diagonal().mul_(2)
-    places.index_put_((torch.tensor([1, 2]), torch.tensor([3, 4])), x.sum())
+    indices.index_put_((torch.tensor([1, 2]), torch.tensor([3, 4])), x.sum())
     masked[masked > 0] = 1
     fourth = torch.cat([whole, sums])
     fourth[2:4].mul_(3)
-    return first, parts * 2, second, places * 2, third, masked * 2, fourth, whole * 2
+    return first, parts * 2, second, indices * 2, third, masked * 2, fourth, whole * 2
 
 
 def complex_differences(x: Tensor, y: Tensor) -> Any:
@@ -155,7 +155,7 @@ def extremes_scattered(x: Tensor) -> Any:
     return y.masked_fill(x > 0, 1).tril()
 
 
-def scattered_by_places(x: Tensor, y: Tensor) -> Any:
+def scattered_by_index(x: Tensor, y: Tensor) -> Any:
     """Places in memory, which is more than the tensor, or lies otherwise."""
     rows, whole = x.split(2)[-1], x.sin()
     return (
@@ -196,16 +196,16 @@ def channels_last(generator: torch.Generator) -> Tensor:
     return torch.randn(1, 8, 18, 18, generator=generator).contiguous(memory_format=torch.channels_last)
 
 
-def taken(x: Tensor, places: Tensor) -> Any:
-    return x.take(places[0] % 5), x.t().take(places % 5), x.take(-1 - places[:1, None] % 5)
+def taken(x: Tensor, indices: Tensor) -> Any:
+    return x.take(indices[0] % 5), x.t().take(indices % 5), x.take(-1 - indices[:1, None] % 5)
 
 
 def added_in_one_place(x: Tensor) -> Any:
     """A whole vector of numbers, and what is left of it; the gradient of an extreme adds, too."""
-    places = torch.zeros(17, dtype=torch.long)
-    added = x.new_zeros(1).index_add(0, places, x[0]), x.new_zeros(3, 1).index_add(1, places, x)
-    greatest = x.new_zeros(1).index_reduce(0, places, x[1], "amax", include_self=False)
-    return *added, greatest, x.new_zeros(5).index_put((places + 2,), x[2], accumulate=True)
+    indices = torch.zeros(17, dtype=torch.long)
+    added = x.new_zeros(1).index_add(0, indices, x[0]), x.new_zeros(3, 1).index_add(1, indices, x)
+    greatest = x.new_zeros(1).index_reduce(0, indices, x[1], "amax", include_self=False)
+    return *added, greatest, x.new_zeros(5).index_put((indices + 2,), x[2], accumulate=True)
 
 
 def last_and_diagonal(x: Tensor) -> Any:
@@ -228,14 +228,14 @@ CASES: list[Case] = [
         ("any and abs of bytes", any_and_absolute, positive(torch.uint8), positive(torch.int8)),
         ("quotients rounded down", quotients, tenths),
         ("powers of whole numbers", powers, positive(torch.int64)),
-        ("places of extremes", places_of_extremes, channels_last),
+        ("indices of extremes", indices_of_extremes, channels_last),
         ("rests of tiles", padded_product, channels_last),
         ("casts round", casts, t(5, 33)),
         ("nothing changed", nothing_changed, t(6, 8)),
         ("written twice", written_twice, t(6, 9)),
         ("read and written", read_and_written, t(6, 8)),
         ("concatenated and written", concatenated_and_written, t(6, 8)),
-        ("scattered by places", scattered_by_places, t(6, 8), t(2)),
+        ("scattered by index", scattered_by_index, t(6, 8), t(2)),
         ("numbers read", numbers_read, t(6, dtype=torch.float64)),
         ("taken", taken, t(6, 8), positive(torch.int64)),
         ("numbers for each", numbers_for_each, positive(torch.float32), positive(torch.float64)),
@@ -264,7 +264,7 @@ CASES += [
     case("compiled: added in one place", added_in_one_place, g(3, 17), methods=("train",), targets=("cpu",)),
     case("compiled: gradients that are zero, cpu", lambda x: x.sgn(), g(5), methods=("train",), targets=("cpu",)),
     case(
-        "compiled: places in windows, gradients",
+        "compiled: indices in windows, gradients",
         pooled_volumes,
         lambda gen: torch.randn(7, 7, 6, 2, 1, generator=gen, dtype=torch.float64).permute(4, 3, 2, 1, 0).requires_grad_(),
         methods=("train",),

@@ -31,7 +31,7 @@ def calls(**options: Any) -> tuple[Call, ...]:
     return tuple(Call(3 + i, inputs=inputs(made), **options) for i, made in enumerate(LAYOUTS.values()))
 
 
-def graded(made: Made) -> Made:
+def requiring_grad(made: Made) -> Made:
     return lambda gen: made(gen).requires_grad_()
 
 
@@ -114,13 +114,13 @@ COUNTING: dict[str, Callable[[Tensor], Any]] = {
     "as_strided of what is computed": lambda x: (x * 2).as_strided((2, 3), (2, 3)),
     "resize_ of a copy": lambda x: x.clone().resize_(2, 3),
 }
-"""What counts places in memory, of which a call with other strides has others."""
+"""Functions that use offsets in memory. A call with other strides has other offsets."""
 
 
 CASES: list[Case] = [
     *(
         case(
-            f"layouts: places counted, {name}",
+            f"layouts: offsets in memory, {name}",
             function,
             t(4, 3),
             calls=(INFER, Call(2, inputs=TRANSPOSED, refused=OTHER_STRIDES)),
@@ -128,13 +128,13 @@ CASES: list[Case] = [
         for name, function in COUNTING.items()
     ),
     case(
-        "layouts: places counted, of a view that is returned",
+        "layouts: offsets in memory, of a view that is returned",
         lambda x: x.as_strided((2, 3), (2, 3)),
         t(4, 3),
         calls=(INFER, Call(2, inputs=TRANSPOSED)),
     ),
     case(
-        "layouts: places counted, of a slice of any size",
+        "layouts: offsets in memory, of a slice of any size",
         COUNTING["as_strided"],
         LAYOUTS["every other row"],
         dynamic_shapes=ANY_SIZE,
@@ -164,10 +164,10 @@ CASES: list[Case] = [
     ),
     case("layouts: ravel, returned", returned, g(4, 3), calls=(TRAIN, *calls())),
     case(
-        "layouts: ravel, returned, graded",
+        "layouts: ravel, returned, requires grad",
         returned,
         g(4, 3),
-        calls=tuple(Call(3 + i, inputs=inputs(graded(made))) for i, made in enumerate(LAYOUTS.values())),
+        calls=tuple(Call(3 + i, inputs=inputs(requiring_grad(made))) for i, made in enumerate(LAYOUTS.values())),
     ),
     case("layouts: ravel, returned, cpu", returned, t(4, 3), calls=(TRAIN, *calls()), targets=("cpu",)),
     case("layouts: copies and views, returned", returned_beside_views, t(4, 3), calls=(TRAIN, *calls())),

@@ -458,8 +458,8 @@ def into_intermediate(x: Tensor) -> Any:
     return large, none.sum(0), x.reshape(none.shape), line
 
 
-def into_two(x: Tensor, values: Tensor, places: Tensor) -> Any:
-    return torch.max(x, 0, out=(values, places)), values
+def into_two(x: Tensor, values: Tensor, indices: Tensor) -> Any:
+    return torch.max(x, 0, out=(values, indices)), values
 
 
 def into_view(x: Tensor, out: Tensor) -> Tensor:

@@ -130,11 +130,11 @@ def views_without_gradient(x: Tensor) -> Any:
     """Of results, of values nobody sees, several of one operator, one twice, and those of a value that is trained."""
     given = x.detach()
     first, second, third = given * 2, given * 3, x * 4
-    largest, places = given.max(0)
+    largest, indices = given.max(0)
     with torch.no_grad():
         untrained = third.t()
-    halves, row, places_too = second.chunk(2), given.sin()[0], torch.unravel_index(places, (2, 2))
-    return first, first.view_as(first), first[0], halves, row, row, places_too, largest[:2], largest[1:], third, untrained
+    halves, row, coordinates = second.chunk(2), given.sin()[0], torch.unravel_index(indices, (2, 2))
+    return first, first.view_as(first), first[0], halves, row, row, coordinates, largest[:2], largest[1:], third, untrained
 
 
 CONSTANT, OTHER = torch.ones(2, 3), torch.arange(4.0)

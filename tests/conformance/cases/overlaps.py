@@ -143,17 +143,17 @@ def every_other(generator: torch.Generator) -> Tensor:
     return torch.randn(10, generator=generator)[::2]
 
 
-def places_after_write(x: Tensor) -> Tensor:
+def elements_after_write(x: Tensor) -> Tensor:
     x.add_(1)
     return x.as_strided((3,), (2,)) * 2
 
 
-def copied_places_after_write(x: Tensor) -> Tensor:
+def copied_elements_after_write(x: Tensor) -> Tensor:
     x.add_(1)
     return torch.as_strided_copy(x, (3,), (2,))
 
 
-def places_before_write(x: Tensor) -> Tensor:
+def elements_before_write(x: Tensor) -> Tensor:
     view = x.as_strided((3,), (2,))
     x.add_(1)
     return view * 2
@@ -204,7 +204,7 @@ MET_AGAIN += (result_over_operand, lists_crossed, one_listed_twice)
 
 
 def read_elsewhere(x: Tensor, index: Tensor) -> Any:
-    """Each write reads the same tensor: at other places, at the same place, further on, or by a copy."""
+    """Each write reads the same tensor: at other indices, at the same index, further on, or by a copy."""
     x[:, :-1] = x[:, 1:]
     x[:, :2].add_(x[:, 1:3])
     x[:2] = x[2:]
@@ -272,9 +272,9 @@ CASES: list[Case] = [
         case(f"overlaps: gradients of windows, {target}", windows_returned, g(6), targets=(target,))
         for target in ("portable", "cpu")
     ],
-    case("overlaps: as_strided of a slice that was written to", places_after_write, every_other),
-    case("overlaps: as_strided of a slice that is written to later", places_before_write, every_other),
-    case("overlaps: as_strided_copy of a slice that was written to", copied_places_after_write, every_other),
+    case("overlaps: as_strided of a slice that was written to", elements_after_write, every_other),
+    case("overlaps: as_strided of a slice that is written to later", elements_before_write, every_other),
+    case("overlaps: as_strided_copy of a slice that was written to", copied_elements_after_write, every_other),
     case("overlaps: windows are copied with their strides, and written to", windows_written_over, g(6), g(2)),
     case("overlaps: gradients of an argument at uneven steps", passed_on, laid_out(g(5, 7), (15, 3))),
     case("overlaps: windows that grow", windows_that_grow, g(4, 8), dynamic_shapes={"x": {1: LENGTH}}),

@@ -92,7 +92,7 @@ class TwoShifts(nn.Module):
         return x + self.first + self.second
 
 
-class Graded(Linear):
+class TurnsGradientsOn(Linear):
     """Turns gradients on inside."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -399,7 +399,7 @@ CASES: list[Case] = [
     of("nested, as a parameter", module_case, Nested, g(3)),
     of("parameter and buffer", module_case, Linear, g(2, 4)),
     of("parameter and buffer, TwoTensor argument", module_case, Linear, two(2, 4, grad=True)),
-    of("parameter, gradients turned on inside", module_case, Graded, g(2, 4)),
+    of("parameter, gradients turned on inside", module_case, TurnsGradientsOn, g(2, 4)),
     of("parameter, trained", module_case, Linear, t(2, 4), calls=(Call(act=trained), INFER)),
     of("tied parameters", module_case, Tied, g(3)),
     of("quantised weight", module_case, QuantisedLinear, g(2, 3)),

@@ -12,8 +12,8 @@ from devtools.harness import TRAIN, Call, Case, case, const, g, ints, t
 from .shapes import ANY, BATCH, at
 
 
-def split_at(x: Tensor, places: Tensor) -> Any:
-    return torch.tensor_split(x * 2, places)
+def split_at(x: Tensor, indices: Tensor) -> Any:
+    return torch.tensor_split(x * 2, indices)
 
 
 def indices(gen: torch.Generator) -> Tensor:
