@@ -21,6 +21,7 @@ from .register import ENTRIES, REGISTER
 SEEN = PAGES / "seen.json"
 """What the programs showed: fix, then release of torch."""
 TABLE = ROOT / "docs" / "torch-fixes.md"
+README = ROOT / "README.md"
 RELEASE = str(torch.__version__).partition("+")[0]
 
 RAN = RESULTS / "torch-versions"
@@ -67,9 +68,11 @@ def results(fix: str, report: Report) -> dict[str, Mapping[str, str]]:
 
 
 def pages() -> dict[Path, str]:
-    """The pages about the fixes, by file: the one with a table of all, and a report for each."""
+    """The pages about the fixes, by file: the one with a table of all, a report for each, and the README's count."""
     made = {PAGES / f"{fix.id}.md": _page(fix) for fix in ENTRIES.FIXES}
     made[TABLE] = replaced(TABLE, "fixes", _table())
+    counted = f"- Builds correct [{len(ENTRIES.FIXES)} known faults](docs/torch-fixes.md) of torch's compilers."
+    made[README] = replaced(README, "fixes", counted)
     return made
 
 
