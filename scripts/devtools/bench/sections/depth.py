@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from devtools.bench.runner import PROCESSES, Bench, alternately, middle, network
+from devtools.bench.runner import PROCESSES, Bench, Built, alternately, middle, network
 
 GOAL = 0.6
 """Seconds of a build against ``torch.compile`` from nothing."""
 _TRAIN = ("--target", "cpu", "--method", "train")
+_OPTIONS = {"build": (), "regional": ("--regional",)}
 
 
 def measure(bench: Bench) -> dict[str, Any]:
@@ -16,7 +18,7 @@ def measure(bench: Bench) -> dict[str, Any]:
     found = {str(layers): _measured(bench, layers) for layers in ((2, 4) if bench.quick else (12, 48))}
     fewest, most = found.values()
     ratios = {}
-    for name in ("build", "regional"):
+    for name in _OPTIONS:
         for layers, row in found.items():
             ratios[f"{name}, {layers} layers, against torch.compile"] = row[f"{name}_seconds"] / row["compile_seconds"]
         ratios[f"{name}, most against fewest layers"] = most[f"{name}_seconds"] / fewest[f"{name}_seconds"]
@@ -27,23 +29,25 @@ def _measured(bench: Bench, layers: int) -> dict[str, Any]:
     case = network("gpt_plain", options={"layers": layers})
     bench.start("eager", case)
     compiled = bench.cold(case)
-    built = bench.build(case, *_TRAIN)
-    whole = built.bundle.rename(built.bundle.with_name(f"whole-{layers}.aotpack"))
-    regional = bench.build(case, *_TRAIN, "--regional")
+    builds = {name: _kept(bench.build(case, *_TRAIN, *options), name) for name, options in _OPTIONS.items()}
 
-    def start(bundle: Any) -> Any:
-        return lambda: bench.start("bundle", case, "--bundle", bundle, "--backend", "cpu", "--trust", "all")
+    def start(built: Built) -> Any:
+        return lambda: bench.start("bundle", case, "--bundle", built.bundle, "--backend", "cpu", "--trust", "all")
 
-    runs = alternately({"build": start(whole), "regional": start(regional.bundle)}, bench.times(3))
+    runs = alternately({name: start(built) for name, built in builds.items()}, bench.times(3))
     row = {"compile_seconds": compiled["process_seconds"]}
-    for name, build in {"build": built, "regional": regional}.items():
-        bundle = whole if name == "build" else regional.bundle
+    for name, built in builds.items():
         row |= {
-            f"{name}_seconds": build.seconds,
-            f"{name}_cpu_seconds": build.cpu_seconds,
-            f"{name}_peak_bytes": build.peak_bytes,
-            f"{name}_bytes": bench.json(PROCESSES / "sizes.py", bundle),
+            f"{name}_seconds": built.seconds,
+            f"{name}_cpu_seconds": built.cpu_seconds,
+            f"{name}_peak_bytes": built.peak_bytes,
+            f"{name}_bytes": bench.json(PROCESSES / "sizes.py", built.bundle),
             f"{name}_step_seconds": middle(run["t_step_median"] for run in runs[name]),
         }
-        bundle.unlink()
+        built.bundle.unlink()
     return row
+
+
+def _kept(built: Built, name: str) -> Built:
+    """A build whose bundle the next build of the same network does not replace."""
+    return replace(built, bundle=built.bundle.rename(built.bundle.with_stem(f"{built.bundle.stem}-{name}")))
