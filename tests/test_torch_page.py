@@ -15,7 +15,7 @@ from devtools.releases import run
 from devtools.releases.groups import GROUPS, WITHOUT_GROUP, Group
 from devtools.releases.outcomes import STARTED, read
 from devtools.releases.page import PAGE, page, stored
-from devtools.releases.run import corrected, counts, forget_started
+from devtools.releases.run import corrected, counts, extended, forget_started
 
 
 def test_the_page_is_made_from_the_stored_results() -> None:
@@ -90,6 +90,16 @@ def test_the_fixes_whose_cases_fail_without_them_are_stored() -> None:
     again = counts({"total": "1", f"{left_out}[b]": "passed"})
     assert corrected(known, again)["fails_without"] == ["a", "b"]
     assert "fails_without" not in corrected(PARTIAL, PARTIAL)
+
+
+def test_files_that_a_group_got_later_are_added_to_its_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "FOLDER", tmp_path)
+    known = {**PARTIAL, "files": ["one.py"], "date": "2026-11-24 00:00 UTC", "tree": "1234567"}
+    found = extended(known, {**counts({"total": "1", "e": "passed"}), "files": ["two.py"]})
+    assert (found["total"], found["passed"], found["failures"]) == (10, 3, ["c"])
+    assert found["files"] == ["one.py", "two.py"]
+    stored_result = json.loads(run.store({"building": found}, {}).read_text())["groups"]["building"]
+    assert stored_result["tree"].startswith("1234567, ")
 
 
 def test_a_failed_test_that_is_gone_counts_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

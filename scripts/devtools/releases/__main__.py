@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 
 from .groups import GROUPS, Group
 from .page import PAGE, page, stored
-from .run import applied_fixes, corrected, outcomes_file, run_group, store, stored_group
+from .run import applied_fixes, corrected, extended, outcomes_file, run_group, store, stored_group
 
 
 def main() -> int:
@@ -21,12 +22,14 @@ def main() -> int:
     parser.add_argument("--native", action="store_true", help="also run groups that compile native code")
     parser.add_argument("--minutes", type=float, help="stop each group after this time")
     parser.add_argument("--failed", action="store_true", help="run only the tests that failed the last time")
+    parser.add_argument("--later", action="store_true", help="run only the files that a group got after its last run")
     options, arguments = parser.parse_known_args()
     failed = 0
     for group in GROUPS:
-        if options.failed:
+        if options.failed or options.later:
             if options.group is None or group.name in options.group:
-                failed += _again(group, arguments, options.minutes)
+                rerun = _again if options.failed else _later
+                failed += rerun(group, arguments, options.minutes)
         elif group.name in options.group if options.group else options.native or not group.slow:
             print(f"== {group.name}: {group.title}", flush=True)
             result = run_group(group, arguments, minutes=options.minutes)
@@ -50,6 +53,21 @@ def _again(group: Group, arguments: list[str], minutes: float | None) -> int:
     outcomes_file(group, again=True).unlink()
     print(f"stored in {store({group.name: corrected(known, again)}, applied_fixes())}")
     return int(again["failed"])
+
+
+def _later(group: Group, arguments: list[str], minutes: float | None) -> int:
+    """Run the files that a group got after it ran; return how many of their tests fail."""
+    known = stored_group(group)
+    files = [path for path in group.paths if path not in known.get("files", group.paths)]
+    if not files:
+        return 0
+    print(f"== {group.name}, later files: {group.title}", flush=True)
+    part = replace(group, name=f"{group.name}-later", paths=files)
+    later = run_group(part, arguments, minutes=minutes)
+    if later["passed"] + later["failed"] + later["skipped"] >= later["total"]:
+        outcomes_file(part).unlink()
+        print(f"stored in {store({group.name: extended(known, later)}, applied_fixes())}")
+    return int(later["failed"])
 
 
 if __name__ == "__main__":

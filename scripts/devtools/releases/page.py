@@ -39,8 +39,8 @@ overrides: compare such a bundle with eager.
 Code for `cpu` of torch 2.13, 2.14 and 2.15 runs on the other two: the loader's table of tried pairs
 is what `scripts/test-torch-matrix` found. On torch 2.9 and 2.11 calls run in Python, because the
 call library needs torch 2.13. Wheels of both distributions install and train a small model with
-each torch and Python of this page, and with torch 2.9. Nothing ran on Python 3.14: the machine has
-no interpreter of it, and neither do the package lists of its Debian.
+each torch and Python of this page, and with torch 2.9. Python 3.14 is the one of Debian forky, and
+ran in a chroot of it with GCC 16.
 
 The page about [fixes of torch](torch-fixes.md) lists what a build corrects.
 
@@ -148,7 +148,7 @@ def _machines(results: Sequence[Result]) -> list[str]:
         machine, dates = result["machine"], sorted({group["date"] for group in result["groups"].values()})
         span = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
         processor = f"{machine['cpu']}, {machine['cores']} cores"
-        trees = sorted({group.get("tree", "not recorded") for group in result["groups"].values()})
+        trees = sorted({tree for group in result["groups"].values() for tree in group.get("tree", "not recorded").split(", ")})
         where = [result["versions"]["python"], machine["system"], processor, span, ", ".join(trees)]
         lines.append(_row(result["torch"], where))
     return lines

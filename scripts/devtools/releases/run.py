@@ -114,17 +114,33 @@ def corrected(known: Mapping[str, Any], again: Mapping[str, Any]) -> dict[str, A
     }
 
 
+def extended(known: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """The counts of a group and of files that it got later."""
+    summed = {name: known[name] + later[name] for name in ("total", "passed", "failed", "skipped", "failures", "files")}
+    seen = sorted({*known.get("fails_without", ()), *later.get("fails_without", ())})
+    return {**known, **summed, **({"fails_without": seen} if seen else {})}
+
+
 def store(results: Mapping[str, Mapping[str, Any]], fixes: Mapping[str, Any]) -> Path:
-    """Add groups that ran to the stored results of this torch."""
+    """Add groups that ran to the stored results of this torch. Results of several runs name the commit of each."""
     path = FOLDER / f"{RELEASE}.json"
     known = json.loads(path.read_text()) if path.exists() else {"groups": {}}
     where = provenance()
-    stamped = {name: {**result, "date": where["date"], "tree": where["tree"]} for name, result in results.items()}
+    trees = {name: ", ".join(dict.fromkeys([*_trees(result), where["tree"]])) for name, result in results.items()}
+    stamped = {name: {**result, "date": where["date"], "tree": trees[name]} for name, result in results.items()}
     groups = dict(sorted({**known["groups"], **stamped}.items()))
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {**where, "torch": str(torch.__version__), "fixes": dict(fixes), "groups": groups}
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
+
+
+def _trees(result: Mapping[str, Any]) -> Sequence[str]:
+    """The commits that a stored group was run at; those of old results are not recorded."""
+    if "date" not in result:
+        return []
+    commits: str = result.get("tree", "not recorded")
+    return commits.split(", ")
 
 
 def applied_fixes() -> dict[str, Any]:
