@@ -15,8 +15,7 @@ from msgspec import structs
 from torch import nn
 
 import aotpack
-from aotpack._torch import call_library as compiled_library
-from aotpack._torch import toolchain
+from aotpack._torch import call_compiler, toolchain
 from aotpack.targets.cpu import call_library
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.call_library import open_library
@@ -103,7 +102,7 @@ def test_a_library_that_does_not_load(digits_bundle: Path, tmp_path: Path, monke
 
 
 def test_a_build_without_a_compiler_for_it_warns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_library, "call_library_fingerprint", lambda: {"flags": "none that was ever cached"})
+    monkeypatch.setattr(call_compiler, "call_library_fingerprint", lambda: {"flags": "none that was ever cached"})
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(toolchain, "inductor_fingerprint", dict)
     with pytest.warns(call_library.CallLibraryWarning, match="no-such-compiler"):

@@ -32,9 +32,9 @@ from torch.fx.experimental.symbolic_shapes import (
 from .api.counting import must_be_reached, reached
 from .api.fake_tensors import fake_mode_of
 from .api.graph_modules import lazy_graph_modules
+from .api.node_lines import name_backward, recorded_lines
 from .api.patching import hooked
 from .api.random_operators import is_effectful
-from .api.source_lines import name_backward, recorded_lines
 from .dynamo import COMPARES, SIDE_EFFECTS
 from .fake_run import VersionedWrites
 from .fixes.aot_autograd.overlaps import OverlapMutationMode

@@ -14,7 +14,7 @@ import torch
 from .._torch import aot_autograd
 from .._torch.api import checkpoint as checkpoints
 from .._torch.api import fake_tensors
-from .._torch.api.source_lines import recorded_lines
+from .._torch.api.node_lines import recorded_lines
 from .._torch.refusals import lost_gradients
 from ..graph import source_line, views
 from .dry_run import repeat

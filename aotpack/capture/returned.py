@@ -15,7 +15,7 @@ import torch.utils._pytree as pytree
 from aotpack_loader.errors import Problem, UnsupportedError
 
 from ..graph.literals import NOT_A_LITERAL, literal_argument
-from .result_sources import find_sources
+from .gradient_paths import find_sources
 
 _TRACED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, str, type(None))
 """The types that AOTAutograd accepts as results."""

@@ -214,7 +214,7 @@ def _classes(program: schema.Program, provided: Collection[type]) -> Mapping[str
     required = program.requirements.subclasses
     if not required:
         return {}
-    from .runtime.subclasses import resolve  # most programs have none
+    from .runtime.subclass_wrappers import resolve  # most programs have none
 
     return resolve(required, provided)
 
@@ -231,7 +231,7 @@ def _rebuilt(
     if leaf.subclass is None:
         (value,) = parts
     else:
-        from .runtime.subclasses import Wrapper
+        from .runtime.subclass_wrappers import Wrapper
 
         value = Wrapper(leaf.subclass, classes).unflatten(iter(parts), sizes)
     return value.requires_grad_(leaf.requires_grad)

@@ -17,7 +17,7 @@ from aotpack_loader.archive.temporaries import temporary_directory
 from aotpack_loader.devices.call_library import INTERFACE
 from aotpack_loader.format import media_types, schema
 
-from ..._torch import call_library, toolchain
+from ..._torch import call_compiler, toolchain
 from ...writer.bundle import BlobStore
 from ...writer.cache import CompileCache
 
@@ -35,14 +35,14 @@ def library_bytes() -> bytes | None:
     takes it from the cache.
     """
     cache = CompileCache()
-    source = call_library.SOURCE.read_bytes()
-    options = {**toolchain.inductor_fingerprint(), **call_library.call_library_fingerprint()}
+    source = call_compiler.SOURCE.read_bytes()
+    options = {**toolchain.inductor_fingerprint(), **call_compiler.call_library_fingerprint()}
     found = cache.find(source, options)
     if found is None:
         with temporary_directory(Path(tempfile.gettempdir())) as folder:
             output = folder / "call.so"
             try:
-                call_library.compile_call_library(output)
+                call_compiler.compile_call_library(output)
             except (OSError, subprocess.CalledProcessError) as error:
                 warnings.warn(_message(error), CallLibraryWarning, stacklevel=2)
                 return None

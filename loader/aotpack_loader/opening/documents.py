@@ -30,7 +30,7 @@ from . import recording
 if TYPE_CHECKING:
     from ..devices.protocols import Device, SizedDevice
     from ..runtime.checks import Checks
-    from ..runtime.subclasses import Classes
+    from ..runtime.subclass_wrappers import Classes
 
 
 def load_with(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test: bool = True) -> tuple[LoadedProgram, str]:
@@ -119,7 +119,7 @@ def _classes(required: list[str], provided: Collection[type]) -> Classes:
     """The tensor subclasses a bundle needs. Most bundles need none, and then the module for them is not imported."""
     if not required and not provided:
         return {}
-    from ..runtime.subclasses import resolve
+    from ..runtime.subclass_wrappers import resolve
 
     return resolve(required, provided)
 
@@ -136,7 +136,7 @@ def _tensor(entry: schema.StateEntry, stored: WeightMap, classes: Classes) -> to
     """The tensor of an entry; a subclass is rebuilt from its stored parts."""
     if entry.subclass is None:
         return stored.tensor(entry)
-    from ..runtime.subclasses import Wrapper
+    from ..runtime.subclass_wrappers import Wrapper
 
     parts = iter([stored.tensor(_view(part)) for part in stored_parts(entry.subclass)])
     return Wrapper(entry.subclass, classes).unflatten(parts, {})

@@ -17,7 +17,7 @@ from ..format import expressions, schema, subclasses
 from ..format.subgraphs import output_values
 from .expectations import Expected, digest, fingerprint, origins, storage_of, storages_of
 from .names import primal_name
-from .subclasses import plain_tensors
+from .subclass_wrappers import plain_tensors
 from .tree import result_paths
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ..devices import operators
 from ..errors import CorruptBundleError, Problem
 from ..format import expressions, schema
 from .memory import bytes_of
-from .subclasses import plain_tensors
+from .subclass_wrappers import plain_tensors
 
 Environment = Mapping[str, int]
 _CHUNK = 1 << 20

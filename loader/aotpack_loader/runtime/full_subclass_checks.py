@@ -10,10 +10,10 @@ import torch
 from ..errors import Problem
 from ..format import schema, subclasses
 from .checks import Checks, Environment, Remembered
-from .subclasses import Wrapper
+from .subclass_wrappers import Wrapper
 
 if TYPE_CHECKING:
-    from .subclasses import Classes
+    from .subclass_wrappers import Classes
 
 
 class SubclassChecks(Checks):

@@ -27,7 +27,7 @@ from .inputs import Inputs
 from .memory import overlap
 from .state import State
 from .subclass_checks import SubclassInputs, SubclassState
-from .subclasses import Classes, Environment, Wrapper, plain_tensors, zeros
+from .subclass_wrappers import Classes, Environment, Wrapper, plain_tensors, zeros
 
 if TYPE_CHECKING:
     from .checks import Checks

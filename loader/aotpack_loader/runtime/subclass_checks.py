@@ -12,7 +12,7 @@ from ..errors import Problem
 from ..format import schema
 from .inputs import Check, Environment, Inputs, TensorCheck, describe
 from .state import THAWED, Expected, State
-from .subclasses import Classes, Wrapper
+from .subclass_wrappers import Classes, Wrapper
 from .tree import MISSING
 
 

@@ -24,7 +24,7 @@ HOOKS = (
         id="aot-lines",
         component="aot_autograd",
         summary="Records the user's lines behind the nodes of a joint graph.",
-        module="api.source_lines",
+        module="api.node_lines",
         patches=(
             "torch.fx.experimental.proxy_tensor._MakefxTracer.__init__",
             "torch.fx.experimental.proxy_tensor.PythonKeyTracer._filter_traceback_frames",

@@ -336,7 +336,7 @@ FIXES = (
         severity="wrong-values",
         summary="Patterns merge and move operators that draw random numbers, such as `randperm` before `index_add`.",
         searched="2026-11-25",
-        apply="fixes.inductor.random_operators:exclude_draws_from_patterns",
+        apply="fixes.inductor.draws:exclude_draws_from_patterns",
         patches=("torch._inductor.pattern_matcher.is_match",),
     ),
     _fix(
@@ -344,7 +344,7 @@ FIXES = (
         severity="wrong-values",
         summary="Operators that draw random numbers run in another order, or not at all where nobody uses their result.",
         upstream="pytorch#151524",
-        apply="fixes.inductor.random_operators:keep_draws_in_order",
+        apply="fixes.inductor.draws:keep_draws_in_order",
         takes=("module",),
         patches=(
             "torch._inductor.comms.decide_global_ordering_of_comms",
@@ -356,7 +356,7 @@ FIXES = (
         severity="wrong-values",
         summary="`bernoulli` draws other numbers than its operator, even with `fallback_random`.",
         upstream="pytorch#188074",
-        apply="fixes.inductor.random_operators:call_bernoulli_kernel",
+        apply="fixes.inductor.draws:call_bernoulli_kernel",
         patches=("torch._inductor.decomposition.decompositions[aten.bernoulli.default]",),
     ),
 )

@@ -200,7 +200,7 @@ FIXES = (
         severity="wrong-values",
         summary="Draws of random numbers are merged with equal ones: the list of operators that draw is not complete.",
         searched="2026-11-25",
-        apply="fixes.partitioner.random_operators:partition_random_operators",
+        apply="fixes.partitioner.draws:partition_random_operators",
         takes=("joint",),
         patches=("torch._functorch.partitioners.functionalize_rng_ops", "torch._functorch.compile_utils.rand_ops"),
     ),
