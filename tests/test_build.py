@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import logging
 import threading
@@ -20,6 +21,9 @@ from torch.nn import functional as F
 
 import aotpack
 from aotpack import capture
+from aotpack._torch import toolchain
+from aotpack._torch.api.process_copy import ProcessCopyError, copies_are_made, in_place
+from aotpack._torch.layouts import OutputLayout
 from aotpack.capture import front_ends
 from aotpack.cli import main
 from aotpack.graph import from_fx
@@ -123,6 +127,58 @@ def test_other_process_directory_and_hash_seed_give_the_same_bytes(fresh_process
 def test_native_code_is_the_same_bytes_too(fresh_process: FreshProcess, tmp_path: Path) -> None:
     first, second = build_twice(fresh_process, tmp_path, "cpu portable")
     assert first == second
+
+
+class Attention(nn.Module):
+    """A block without convolutions, whose backward is therefore lowered beside its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.queries(x).split(8, -1)
+        rows = F.scaled_dot_product_attention(query, key, value)
+        return (x + self.out(F.gelu(rows))).square().mean()
+
+
+@pytest.mark.slow
+def test_a_backward_lowered_beside_its_forward_is_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not copies_are_made():
+        pytest.skip("JAX is imported here")
+    torch.manual_seed(0)
+    model, taken = Attention(), []
+    really = target._Ahead.library_for
+
+    def watched(ahead: target._Ahead, call: Any, *, needed: bool) -> Any:
+        library = really(ahead, call, needed=needed)
+        taken.append(library is not None)
+        return library
+
+    monkeypatch.setattr(target._Ahead, "library_for", watched)
+    build = functools.partial(aotpack.build, model, (torch.randn(2, 5, 8),), targets=("cpu",), methods=("train",), cache=False)
+    beside = build(out=tmp_path / "beside")
+    with in_place():
+        after = build(out=tmp_path / "after")
+    assert (beside.digest, taken) == (after.digest, [True])
+
+
+@pytest.mark.slow
+def test_a_backward_lowered_for_other_layouts_is_lowered_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is saved has other layouts than expected: the copy of the process is ended, and its result is not used."""
+    if not copies_are_made():
+        pytest.skip("JAX is imported here")
+    abandoned: list[toolchain.Library] = []
+    monkeypatch.setattr(target, "likely_layouts", lambda graph: [OutputLayout([], own=False)] * len(graph.output_node().args[0]))
+    monkeypatch.setattr(toolchain.Library, "abandon", lambda library: (abandoned.append(library), library.copy.end()))
+    model, x = Attention(), torch.randn(2, 5, 8)
+    aotpack.build(model, (x,), out=tmp_path / "m", targets=("cpu",), methods=("train",), cache=False)
+    (library,) = abandoned
+    assert library.copy is not None
+    with pytest.raises(ProcessCopyError, match="was ended by SIGKILL"):
+        library.copy.result()
+    loss = aotpack.load(tmp_path / "m", backend="cpu")(x)
+    torch.testing.assert_close(loss, model(x))
 
 
 # ---------------------------------------------------------------- the compile cache

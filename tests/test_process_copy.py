@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import types
 import warnings
 
 import pytest
 
-from aotpack._torch.api.process_copy import ProcessCopyError, beside, copies_are_made, in_place
+from aotpack._torch.api.process_copy import ProcessCopy, ProcessCopyError, beside, copies_are_made, in_place
 
 
 def test_a_copy_computes() -> None:
@@ -48,3 +49,16 @@ def test_a_copy_that_ends_early_is_an_error() -> None:
         pytest.skip("JAX is imported here")
     with pytest.raises(ProcessCopyError, match=r"exited with 7"):
         beside(_ends)()
+
+
+def test_a_copy_whose_result_is_not_needed_is_ended() -> None:
+    if not copies_are_made():
+        pytest.skip("JAX is imported here")
+    copy = ProcessCopy()
+    if copy.fork():
+        time.sleep(60)
+        os._exit(0)
+    copy.end()
+    with pytest.raises(ProcessCopyError, match="was ended by SIGKILL"):
+        copy.result()
+    copy.end()  # nothing is left to end

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import aotpack
 import aotpack_loader
 from aotpack._torch import layouts, toolchain
+from aotpack._torch.api.process_copy import in_place
 from aotpack.targets.cpu import CpuTarget, target
 
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export", "torch.fx", "sympy", "triton", "aotpack")
@@ -97,7 +98,11 @@ def attend(x: torch.Tensor) -> torch.Tensor:
 
 
 class NoCode(toolchain.Library):
-    """A library that nothing compiles."""
+    """A library that nothing compiles; it would have ``outputs`` outputs."""
+
+    def __init__(self, output: Path, outputs: int) -> None:
+        super().__init__(output)
+        self.layouts = [layouts.OutputLayout([], own=False)] * outputs
 
     def start(self, *workers: Any) -> None:
         pass
@@ -112,13 +117,14 @@ def test_portable_graphs_beside_native_code_need_no_compiler(
 ) -> None:
     """A bundle's graphs are traced for its native target, and still every torch can run them."""
 
-    def lower(targets: Sequence[CpuTarget], call: Any, key: str, folder: Path) -> tuple[list[NoCode], list[layouts.OutputLayout]]:
-        return [NoCode(folder / "code.so") for _ in targets], [layouts.OutputLayout([], own=False)] * (max(call.outputs) + 1)
+    def lower(targets: Sequence[CpuTarget], call: Any, key: str, folder: Path) -> list[NoCode]:
+        return [NoCode(folder / "code.so", max(call.outputs) + 1) for _ in targets]
 
     monkeypatch.setattr(target, "_lower", lower)
     monkeypatch.setattr(toolchain, "imports_from_torch", lambda library: [])
     example = torch.zeros(2, 4, 4, requires_grad=True)
-    aotpack.build(attend, (example,), out=tmp_path / "m", targets=("cpu", "portable"), methods=("train",), cache=False)
+    with in_place():
+        aotpack.build(attend, (example,), out=tmp_path / "m", targets=("cpu", "portable"), methods=("train",), cache=False)
     code = """
         import json, sys
         import torch

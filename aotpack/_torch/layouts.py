@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -12,6 +13,7 @@ import torch
 from torch._inductor import ir, virtualized
 from torch.fx import Node
 
+from .api.nodes import without_views
 from .fixes.inductor.results import buffer_of
 
 _CONVOLUTION: Final = torch.ops.aten.convolution.default
@@ -47,6 +49,26 @@ def output_layouts(results: Sequence[Any], expected: Sequence[torch.Tensor]) -> 
     buffers = [None if _dense_order(value) is None else _own_buffer(value) for value in results]
     own = [buffer is not None and buffers.count(buffer) == 1 for buffer in buffers]
     return [OutputLayout(_dimension_order(*pair), alone) for *pair, alone in zip(results, expected, own, strict=True)]
+
+
+def likely_layouts(graph: torch.fx.Graph) -> list[OutputLayout]:
+    """The layouts that code of Inductor for ``graph`` is likely to give its outputs, without lowering it."""
+    outputs = list(graph.output_node().args[0])  # type: ignore[arg-type]
+    bases = [_base(value) if isinstance(value, Node) else None for value in outputs]
+    return [OutputLayout([], base is not None and base.op != "placeholder" and bases.count(base) == 1) for base in bases]
+
+
+def _base(node: Node) -> Node:
+    """The node that ``node`` is a view of, also as one of several results (``split``)."""
+    start = without_views(node)
+    if start.target is operator.getitem and getattr(start.all_input_nodes[0].target, "is_view", False):
+        return _base(start.all_input_nodes[0])
+    return start
+
+
+def has_convolutions(graph: torch.fx.Graph) -> bool:
+    """Whether the code of a graph may choose layouts for convolutions."""
+    return bool(graph.find_nodes(op="call_function", target=_CONVOLUTION))
 
 
 def _dimension_order(value: Any, expected: torch.Tensor) -> list[int] | None:

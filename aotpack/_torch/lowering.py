@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -19,15 +20,17 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import output_node
 from torch.utils._ordered_set import OrderedSet
 
+from aotpack_loader.errors import AotpackError
+
 from .api.counting import must_be_reached, reached
 from .api.fake_tensors import fake_mode_of
 from .api.nodes import without_views
 from .api.patching import attribute_set, hooked
-from .api.process_copy import ProcessCopy, copies_are_made
+from .api.process_copy import ProcessCopy, copies_are_made, in_place
 from .events import kernel_events
 from .fixes.applying import apply_fixes, fix_graph
+from .instruction_sets import take_answers
 from .layouts import (
-    OutputLayout,
     as_in_eager,
     channels_last,
     contiguous_convolutions,
@@ -117,7 +120,7 @@ class GraphToLower:
     relaid: Collection[int] = ()
 
 
-def lower_with_aoti(graph: GraphToLower, codes: Sequence[Code]) -> tuple[list[Library], list[OutputLayout]]:
+def lower_with_aoti(graph: GraphToLower, codes: Sequence[Code]) -> list[Library]:
     """Lower a graph to the sources of shared libraries (AOTInductor), one for each of ``codes``.
 
     Lowering does not depend on the instruction set, and generating code does. So the graph is
@@ -125,8 +128,6 @@ def lower_with_aoti(graph: GraphToLower, codes: Sequence[Code]) -> tuple[list[Li
 
     Free outputs that Inductor would pad keep their strides after all, because a backward could not
     be compiled for such strides.
-
-    Returns the libraries, and how their code writes each output.
 
     Raises:
         LoweringError: Inductor has no code for some operator.
@@ -138,11 +139,31 @@ def lower_with_aoti(graph: GraphToLower, codes: Sequence[Code]) -> tuple[list[Li
         return _lower(graph, others, error.plain)
 
 
-def _lower(graph: GraphToLower, codes: Sequence[Code], free: Collection[int]) -> tuple[list[Library], list[OutputLayout]]:
+def lower_in_copy(lower: Callable[[], Library]) -> Library:
+    """Lower a graph in a copy of this process, while this one goes on.
+
+    The returned library has its paths, layouts and guards once it is finished. Errors of ``lower``
+    are raised then; all are :class:`~aotpack_loader.errors.AotpackError`.
+    """
+    take_answers()  # a copy could not
+    copy = ProcessCopy()
+    if copy.fork():
+        try:
+            with in_place():
+                copy.send(lower().sources())
+        except AotpackError as error:
+            copy.send(error)
+        finally:
+            os._exit(1)  # with another error: the copy must not go on with the build
+    library = Library(Path())
+    library.copy = copy
+    return library
+
+
+def _lower(graph: GraphToLower, codes: Sequence[Code], free: Collection[int]) -> list[Library]:
     if copies_are_made():
         return _Lowering(graph, codes, free).run()
-    made = [_Lowering(graph, [code], free).run() for code in codes]
-    return [library for libraries, _ in made for library in libraries], made[0][1]
+    return [library for code in codes for library in _Lowering(graph, [code], free).run()]
 
 
 class _Lowering:
@@ -152,18 +173,17 @@ class _Lowering:
         self.graph, self.codes, self.free = graph, codes, free
         self.libraries = [Library(code.output, code.products) for code in codes]
         self.here = self.libraries[0]  # the library whose sources this process writes
-        self.written: list[OutputLayout] = []
         self.working: list[torch.fx.Node] = []  # what an error is about
         self._stack = contextlib.ExitStack()
 
-    def run(self) -> tuple[list[Library], list[OutputLayout]]:
+    def run(self) -> list[Library]:
         """Write the sources of each library, here or in copies of this process."""
         env = fake_mode_of(self.graph.module.graph).shape_env
         known = 0 if env is None else len(env.guards)
         try:
             self._compile()
         except _WrittenElsewhereError:
-            return self.libraries, self.written
+            return self.libraries
         except BaseException as error:
             send_failure(self.here, error)
             raise
@@ -172,7 +192,7 @@ class _Lowering:
         ):  # the guards as first recorded: a simplified guard that fixes a size would compare the size with itself
             self.here.guards = [guard.expr for guard in env.guards[known:]]
         send_sources(self.here)
-        return self.libraries, self.written
+        return self.libraries
 
     def _compile(self) -> None:
         class Watched(_WatchedGraph):
@@ -222,9 +242,11 @@ class _Lowering:
             _PaddedError: a free output would have gaps.
         """
         expected = [node.meta["val"] for node in output_node(self.graph.module).args[0]]  # type: ignore[union-attr]
-        self.written = output_layouts(results, expected)
-        if any(self.written[position].order is None for position in self.free):
-            raise _PaddedError([position for position in self.free if self.written[position].order is not None])
+        layouts = output_layouts(results, expected)
+        if any(layouts[position].order is None for position in self.free):
+            raise _PaddedError([position for position in self.free if layouts[position].order is not None])
+        for library in self.libraries:
+            library.layouts = layouts
 
     def go_on_in_copies(self, nodes: dict[str, torch.fx.Node]) -> None:
         """Return in a copy of this process for each library; raise in this process.

@@ -6,6 +6,7 @@ copy that ``fork`` makes has all of it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import os
@@ -24,6 +25,8 @@ import torch
 from .counting import add_calls, calls
 
 _running: Final = threading.BoundedSemaphore(max(2, os.cpu_count() or 1))
+_processes: Final[set[int]] = set()
+"""The copies of this process that have not ended."""
 _in_place = False
 _Result = TypeVar("_Result")
 
@@ -81,6 +84,7 @@ class ProcessCopy:
         self._before = dict(calls())
         self._shown: list[tuple[str, type[Warning], str, int]] = []
         self._received: Future[Any] = Future()
+        self._process = 0
 
     def fork(self) -> bool:
         """Copy this process. Returns true in the copy, which must call :meth:`send`."""
@@ -94,10 +98,13 @@ class ProcessCopy:
             _running.release()
             raise
         if process:
+            self._process = process
+            _processes.add(process)
             self._sender.close()
             threading.Thread(target=self._receive, args=(receiver, process), daemon=True).start()
             return False
         self.is_copy = True
+        _processes.clear()  # they are the original's
         receiver.close()
         gc.disable()  # a collection would touch, and so copy, every object
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a terminal's spinner may hold the lock of its own
@@ -130,10 +137,16 @@ class ProcessCopy:
             warnings.warn_explicit(message, category, filename, lineno)
         return result
 
+    def end(self) -> None:
+        """End the copy, if it runs: its result is not needed."""
+        _end(self._process)
+
     def _receive(self, receiver: Connection, process: int) -> None:
         try:
             with receiver, contextlib.suppress(EOFError):  # the copy's status says that it sent nothing
                 received = receiver.recv()
+            os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+            _processes.discard(process)  # before its number can be another process's
             status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
             if status:
                 how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
@@ -145,3 +158,15 @@ class ProcessCopy:
             self._received.set_exception(error)
         finally:
             _running.release()
+
+
+def _end(process: int) -> None:
+    if process in _processes:
+        os.kill(process, signal.SIGKILL)
+
+
+@atexit.register
+def _end_all() -> None:
+    """End what still runs, for example because the build failed."""
+    for process in [*_processes]:
+        _end(process)

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch.fx import GraphModule
@@ -20,17 +22,18 @@ from aotpack_loader.devices import cpuinfo
 from aotpack_loader.errors import BuildError, Problem
 from aotpack_loader.format import media_types, schema
 
-from ..._torch import aot_autograd, inductor, lowering, products, toolchain
+from ..._torch import aot_autograd, inductor, instruction_sets, lowering, products, toolchain
 from ..._torch.api import messages
+from ..._torch.api.process_copy import copies_are_made
 from ..._torch.fixes import applying
-from ..._torch.layouts import OutputLayout
+from ..._torch.layouts import OutputLayout, has_convolutions, likely_layouts
 from ...graph import source_line
 from ...graph.expressions import render
 from ...writer.bundle import BlobStore, TargetEntry
 from ...writer.cache import CompileCache, revision_of
 from ..base import GraphToCompile
 from .call_library import add_call_library, library_bytes
-from .conversion import ConvertedGraph, Layouts, convert_graph
+from .conversion import ConvertedGraph, convert_graph
 from .parts import in_parts
 
 _Files = dict[str, bytes]
@@ -117,6 +120,10 @@ class CpuTarget:
         """Inductor's own decompositions: the partition is then the same as ``torch.compile``'s."""
         return inductor.inductor_decompositions(exact_random=exact_random)
 
+    def prepare(self) -> None:
+        """Ask the compiler what generating code depends on."""
+        instruction_sets.ask_compiler()
+
     def tune(self) -> str:
         """Measure which library multiplies matrices, for the code that is compiled next; returns what was chosen."""
         self.products = products.products_by_onednn()
@@ -142,7 +149,8 @@ class CpuTarget:
         made = [_Made() for _ in targets]
         with temporary_directory(Path(tempfile.gettempdir())) as folder, _Workers() as workers:
             library = workers.compilers.submit(library_bytes)
-            for item, call, finish in _start(targets, graphs, cache, used, folder, workers):
+            jobs = [*_Jobs(targets, cache, used, folder, workers).start(graphs)]
+            for item, call, finish in jobs:
                 for found, files in zip(made, (waiting() for waiting in finish), strict=True):
                     found.add(item, call, files, store)
             compiled = library.result()
@@ -186,13 +194,11 @@ class CpuTarget:
     def _bits(self) -> int | None:
         return None if self.march is None else lowering.x86_vector_bits(self.level)
 
-    def _finish(
-        self, key: str, library: toolchain.Library, written: Sequence[OutputLayout], keep: Callable[[_Files], None]
-    ) -> _Files:
+    def _finish(self, key: str, library: toolchain.Library, keep: Callable[[_Files], None]) -> _Files:
         with self._refusing(key):
             library.finish()
         constraints = sorted({render(guard) for guard in library.guards if guard not in (True, False)})
-        layouts, own = [item.order for item in written], [item.own for item in written]
+        layouts, own = [item.order for item in library.layouts], [item.own for item in library.layouts]
         imports = toolchain.imports_from_torch(library.output)
         facts = json.dumps({"layouts": layouts, "own": own, "constraints": constraints, "imports": imports})
         files = {"code": library.output.read_bytes(), "facts": facts.encode()}
@@ -219,58 +225,111 @@ class CpuTarget:
             ) from error
 
 
-def _start(
-    targets: Sequence[CpuTarget],
-    graphs: Sequence[GraphToCompile],
-    cache: CompileCache,
-    used: Mapping[str, str],
-    folder: Path,
-    workers: _Workers,
-) -> list[tuple[GraphToCompile, ConvertedGraph, list[Callable[[], _Files]]]]:
-    """Lower one graph after another while earlier ones compile.
+class _Jobs:
+    """Lowers graphs one after another while earlier ones compile."""
 
-    The returned functions wait for the code, one for each target.
-    """
-    jobs: list[tuple[GraphToCompile, ConvertedGraph, list[Callable[[], _Files]]]] = []
-    layouts: Layouts = {}
-    own: set[int] = set()
-    made_by = {
-        "facts": _FACTS,
-        "revision": revision_of(*_SOURCES),
-        **applying.record_of_fixes(inductor=True, untested=False),
-    }
-    for item in graphs:  # a forward graph comes before its backward
-        saved_layouts = {i: layouts[output] for i, output in item.saved.items() if output in layouts}
-        call = convert_graph(item, saved_layouts, {i for i, output in item.saved.items() if output in own})
-        options = [{**used, **target._options, "call": call.fingerprint, **made_by} for target in targets]
-        found = [cache.find(item.graph, each) for each in options]
-        lacking = [target for target, files in zip(targets, found, strict=True) if files is None]
-        libraries: list[toolchain.Library] = []
-        if lacking:
-            libraries, written = _lower(lacking, call, item.key, folder)
-        else:
-            facts = json.loads(next(files for files in found if files is not None)["facts"])
-            written = [OutputLayout(*pair) for pair in zip(facts["layouts"], facts["own"], strict=True)]
+    def __init__(
+        self, targets: Sequence[CpuTarget], cache: CompileCache, used: Mapping[str, str], folder: Path, workers: _Workers
+    ) -> None:
+        self._targets, self._cache, self._used, self._folder, self._workers = targets, cache, used, folder, workers
+        self._made_by = {
+            "facts": _FACTS,
+            "revision": revision_of(*_SOURCES),
+            **applying.record_of_fixes(inductor=True, untested=False),
+        }
+
+    def start(self, graphs: Sequence[GraphToCompile]) -> Iterator[_Job]:
+        """Start a job for each graph. A forward graph comes before its backward."""
+        written: Sequence[OutputLayout] = ()
+        ahead: _Ahead | None = None
+        for item, following in zip_longest(graphs, graphs[1:]):
+            call = _converted(item, written)
+            found = self._find(item, call)
+            lacking = [target for target, files in zip(self._targets, found, strict=True) if files is None]
+            library = None if ahead is None else ahead.library_for(call, needed=bool(lacking))
+            ahead = None
+            if library is not None:
+                libraries, written = [library], ()
+            elif lacking:
+                ahead = self._lower_ahead(item, following)
+                libraries = _lower(lacking, call, item.key, self._folder)
+                written = libraries[0].layouts
+            else:
+                libraries = []
+                facts = json.loads(next(files for files in found if files is not None)["facts"])
+                written = [OutputLayout(*pair) for pair in zip(facts["layouts"], facts["own"], strict=True)]
+            written = [written[position] for position in call.outputs] if written else ()
+            yield item, call, self._compile(item, call, libraries, found)
+
+    def _options(self, call: ConvertedGraph) -> list[dict[str, str]]:
+        """What the code of a graph depends on besides the graph, for each target."""
+        return [{**self._used, **target._options, "call": call.fingerprint, **self._made_by} for target in self._targets]
+
+    def _find(self, item: GraphToCompile, call: ConvertedGraph) -> list[_Files | None]:
+        return [self._cache.find(item.graph, options) for options in self._options(call)]
+
+    def _compile(
+        self, item: GraphToCompile, call: ConvertedGraph, libraries: Sequence[toolchain.Library], found: Sequence[_Files | None]
+    ) -> list[Callable[[], _Files]]:
+        """Start the compilers. The returned functions wait for the code, one for each target."""
         started, finish = iter(libraries), list[Callable[[], _Files]]()
-        for target, each, files in zip(targets, options, found, strict=True):
+        for target, options, files in zip(self._targets, self._options(call), found, strict=True):
             if files is None:
                 library = next(started)
-                library.start(workers.compilers, workers.chains)
-                finish.append(partial(target._finish, item.key, library, written, partial(cache.keep, item.graph, each)))
+                library.start(self._workers.compilers, self._workers.chains)
+                finish.append(partial(target._finish, item.key, library, partial(self._cache.keep, item.graph, options)))
             else:
                 finish.append(partial(dict, files))
-        jobs.append((item, call, finish))
-        outputs = {i: written[position] for i, position in enumerate(call.outputs)}
-        layouts = {i: output.order for i, output in outputs.items() if output.order}
-        # The outputs of a part are not the outputs of its graph.
-        own = set() if item.method is None else {i for i, output in outputs.items() if output.own}
-    return jobs
+        return finish
+
+    def _lower_ahead(self, forward: GraphToCompile, backward: GraphToCompile | None) -> _Ahead | None:
+        """Lower the backward in a copy of this process, while this one lowers its forward.
+
+        This needs the layouts of saved values, which the forward's lowering decides. So the backward
+        is lowered for the likely ones. Convolutions choose layouts of their own.
+        """
+        if backward is None or not backward.saved or len(self._targets) > 1 or not copies_are_made():
+            return None
+        if has_convolutions(forward.module.graph):
+            return None
+        call = _converted(backward, likely_layouts(forward.module.graph))
+        if None not in self._find(backward, call):
+            return None
+        folder = self._folder / "ahead"
+        lower = partial(_lower, self._targets, call, backward.key, folder)
+        return _Ahead(call, lowering.lower_in_copy(lambda: lower()[0]))
 
 
-def _lower(
-    targets: Sequence[CpuTarget], call: ConvertedGraph, key: str, folder: Path
-) -> tuple[list[toolchain.Library], list[OutputLayout]]:
-    """Lower a graph; returns a library for each target, and the layout of each output that the code writes."""
+_Job: TypeAlias = tuple[GraphToCompile, ConvertedGraph, list[Callable[[], _Files]]]
+"""A graph in both forms, and functions that wait for its code, one for each target."""
+
+
+class _Ahead(NamedTuple):
+    """A backward graph that is lowered while its forward is."""
+
+    call: ConvertedGraph
+    library: toolchain.Library
+
+    def library_for(self, call: ConvertedGraph, *, needed: bool) -> toolchain.Library | None:
+        """The library, if it is needed and was lowered for the right layouts; otherwise the lowering is abandoned."""
+        if needed and self.call.fingerprint == call.fingerprint:
+            return self.library
+        self.library.abandon()
+        return None
+
+
+def _converted(item: GraphToCompile, written: Sequence[OutputLayout]) -> ConvertedGraph:
+    """The graph as AOTInductor accepts it; ``written`` are the layouts of the outputs of the graph before it, if known.
+
+    The outputs of a part are not the outputs of its graph.
+    """
+    saved = {i: written[output] for i, output in item.saved.items() if output < len(written)}
+    layouts = {i: layout.order for i, layout in saved.items() if layout.order}
+    return convert_graph(item, layouts, {i for i, layout in saved.items() if layout.own})
+
+
+def _lower(targets: Sequence[CpuTarget], call: ConvertedGraph, key: str, folder: Path) -> list[toolchain.Library]:
+    """Lower a graph; returns a library for each target."""
     codes = [
         lowering.Code(folder / target.level / key / "code.so", target.march, target._bits(), target.products or 0)
         for target in targets
