@@ -13,6 +13,7 @@ import torch
 from torch._inductor import ir, virtualized
 from torch.fx import Node
 
+from .api.fake_tensors import hint_of
 from .api.nodes import without_views
 from .fixes.inductor.results import buffer_of
 
@@ -54,8 +55,16 @@ def output_layouts(results: Sequence[Any], expected: Sequence[torch.Tensor]) -> 
 def likely_layouts(graph: torch.fx.Graph) -> list[OutputLayout]:
     """The layouts that code of Inductor for ``graph`` is likely to give its outputs, without lowering it."""
     outputs = list(graph.output_node().args[0])  # type: ignore[arg-type]
-    bases = [_base(value) if isinstance(value, Node) else None for value in outputs]
+    bases = [_base(value) if isinstance(value, Node) and _is_dense(value.meta["val"]) else None for value in outputs]
     return [OutputLayout([], base is not None and base.op != "placeholder" and bases.count(base) == 1) for base in bases]
+
+
+def _is_dense(value: Any) -> bool:
+    """Whether a tensor's elements are next to each other in memory, at the sizes of the example."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    sizes, strides = ([hint_of(each) for each in found] for found in (value.shape, value.stride()))
+    return 0 in sizes or prod(sizes) == 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
 
 
 def _base(node: Node) -> Node:
