@@ -18,6 +18,7 @@ from .cases import (
     identity,
     layouts,
     losses,
+    metadata,
     mutation,
     outputs,
     overlaps,
@@ -37,7 +38,7 @@ CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd
 CASES += [*shapes.CASES, *unbacked.CASES, *calling.CASES]
 CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]
 CASES += [*layouts.CASES, *compiled.CASES, *as_strided.CASES, *own_gradients.CASES, *sparse_gradients.CASES]
-CASES += [*gradient_writes.CASES, *losses.CASES, *assignments.CASES]
+CASES += [*gradient_writes.CASES, *losses.CASES, *assignments.CASES, *metadata.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 

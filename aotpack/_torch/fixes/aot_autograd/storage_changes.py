@@ -1,4 +1,5 @@
-"""Rejects ``set_`` and ``resize_`` of a computed tensor where a graph loses how results are related.
+"""Traces ``resize_as_`` and memory formats of ``resize_``. Rejects ``set_`` and ``resize_`` of a computed
+tensor where a graph loses how results are related.
 
 After ``d.set_(b)`` eager returns two tensors with one storage, and a graph returns one tensor
 twice. After ``y.resize_()`` to fewer elements, views taken before are still views of ``y`` in
@@ -15,9 +16,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.fx.traceback
+from torch._prims_common import suggest_memory_format
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from ...api.counting import reached
 from .overlaps import is_plain, memory_of
 
 
@@ -44,6 +47,32 @@ class _Change(NamedTuple):
             return len([result for result in results if memory_of(result) == memory_of(self.tensor)]) > 1
         is_returned = any(result is self.tensor for result in results)
         return self.shrinks and is_returned and any(result._base is self.tensor for result in results)
+
+
+class ResizeMode(TorchFunctionMode):
+    """While active, expresses ``resize_as_``, and ``resize_`` with a memory format, by ``resize_`` and ``as_strided_``.
+
+    Functionalization takes ``resize_as_`` for a write of values, and leaves out the format of both.
+    """
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name, kwargs = getattr(function, "__name__", "").partition(".")[0], kwargs or {}
+        format = kwargs.get("memory_format")
+        if name == "resize_as_" and len(args) == 2:
+            x, template = args
+            sizes = template.shape
+            format = suggest_memory_format(template) if format is torch.preserve_format else format
+        elif name == "resize_" and format is not None and len(args) > 1:
+            x, sizes = args[0], torch.Size(tree_leaves(args[1:]))
+        else:
+            return function(*args, **kwargs)
+        reached("aot-resize-as")
+        x.resize_(sizes)
+        if format in (None, torch.contiguous_format):
+            return x
+        return x.as_strided_(sizes, torch.empty(sizes, device="meta", memory_format=format).stride())
 
 
 class StorageChangeMode(TorchFunctionMode):

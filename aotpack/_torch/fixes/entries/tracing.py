@@ -96,6 +96,13 @@ FIXES = (
         ),
     ),
     _aot(
+        id="aot-resize-as",
+        severity="wrong-values",
+        summary="`x.resize_as_(y)` of an argument is lost; `resize_` forgets its memory format.",
+        apply="fixes.aot_autograd.storage_changes:ResizeMode",
+        broken=("2.9", "2.11", "2.13", "2.14", "2.15"),
+    ),
+    _aot(
         id="aot-wrappers-with-room",
         severity="refuses",
         summary="`as_strided_` cannot move an argument within its storage: the traced wrapper has a smaller one.",
@@ -244,5 +251,17 @@ FIXES = (
         apply="fixes.dynamo.regions:trace_every_region",
         patches=("torch._dynamo.variables.invoke_subgraph.is_reuse_eligible",),
         since="2.13",
+    ),
+    _dynamo(
+        id="dynamo-tensors-changed-in-place",
+        severity="wrong-values",
+        summary="After a write in place (`t_`, `add_`) old sizes and `requires_grad` are read: gradients are lost.",
+        upstream="pytorch#185888",
+        apply="fixes.dynamo.tensors:read_fake_tensors",
+        patches=tuple(
+            f"torch._dynamo.variables.tensor.TensorVariable.{name}"
+            for name in ("ndim", "_size", "stride", "is_contiguous", "requires_grad", "has_grad_fn", "specialize")
+        ),
+        broken=("2.9", "2.11", "2.13", "2.14", "2.15"),
     ),
 )
