@@ -85,6 +85,14 @@ FIXES = (
         patches=("torch._subclasses.fake_tensor.FakeTensorMode.dispatch",),
     ),
     _fake(
+        id="fake-types-of-kernels",
+        severity="wrong-values",
+        summary="Fake kernels of norms and losses with arguments of two element types return other types than kernels do.",
+        apply="fixes.fake_tensor.types:fix_fake_types",
+        patches=("torch._subclasses.fake_tensor.FakeTensorMode.dispatch",),
+        broken=("2.9", "2.11", "2.13", "2.14", "2.15"),
+    ),
+    _fake(
         id="fake-layouts-of-varying-sizes",
         severity="strides",
         summary="Channels-last images of sizes that vary are taken for contiguous ones, because a size may be 0 or 1.",

@@ -181,13 +181,13 @@ _DECOMPOSED = (
 """Further operators of which only decompositions have wrong strides."""
 
 
-def _operator(name: str) -> Any:
+def operator_named(name: str) -> Any:
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-KERNELS = {_operator(name): strides for name, strides in _KERNELS.items()}
-DECOMPOSED = frozenset(KERNELS) | frozenset(map(_operator, _DECOMPOSED))
+KERNELS = {operator_named(name): strides for name, strides in _KERNELS.items()}
+DECOMPOSED = frozenset(KERNELS) | frozenset(map(operator_named, _DECOMPOSED))
 
 
 @contextlib.contextmanager
@@ -203,7 +203,7 @@ def fix_fake_strides() -> Iterator[None]:
             return found
         reached("fake-strides-of-kernels")
         with mode:
-            return _with_strides(found, strides(_in_order(func, args, kwargs or {}), first), _blank)
+            return _with_strides(found, strides(in_order(func, args, kwargs or {}), first), _blank)
 
     with replaced("fake-strides-of-kernels", FakeTensorMode, "dispatch", dispatch_with_strides):
         yield
@@ -391,7 +391,7 @@ def _copy(tensor: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
     return tensor.permute(order).clone(memory_format=torch.contiguous_format).permute(back).clone()
 
 
-def _in_order(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+def in_order(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """All arguments of a call in the order of the operator's schema; null for each that the
     call leaves out.
     """

@@ -1,0 +1,87 @@
+"""Gives traced tensors the element types of real kernels where torch's fake kernels have others.
+
+Arguments of two element types show the difference: statistics of a norm, whose input is half
+precision and whose weight is not, and losses of targets of another type.
+
+Tried on: torch 2.13.0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ...api.patching import replaced
+from ..applying import reached
+from .strides import in_order, operator_named
+
+_FIX = "fake-types-of-kernels"
+
+Types = Callable[[Sequence[Any], Sequence[torch.Tensor]], Sequence[torch.dtype]]
+"""Computes the element types of a kernel's results from its arguments and what the fake kernel returns."""
+
+
+def _of_argument(index: int) -> Types:
+    return lambda args, results: [args[index].dtype]
+
+
+def _statistics(*parameters: int) -> Types:
+    """Statistics are computed in the type of the first of these parameters that is given, else of the input."""
+
+    def types(args: Sequence[Any], results: Sequence[torch.Tensor]) -> Sequence[torch.dtype]:
+        given = [args[index] for index in (*parameters, 0) if args[index] is not None]
+        return [results[0].dtype, given[0].dtype, given[0].dtype, *(result.dtype for result in results[3:])]
+
+    return types
+
+
+_BATCH_NORMS = (
+    "_batch_norm_with_update",
+    "_batch_norm_with_update_functional",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit_no_training",
+    "native_batch_norm",
+)
+_TYPES: dict[str, Types] = {
+    **dict.fromkeys(_BATCH_NORMS, _statistics(1, 2, 3, 4)),
+    "_native_batch_norm_legit.no_stats": _statistics(1, 2),
+    "native_group_norm": _statistics(1, 2),
+    "native_layer_norm": _statistics(2, 3),
+    "huber_loss": _of_argument(0),
+    "soft_margin_loss": _of_argument(0),
+    "mse_loss_backward": _of_argument(1),
+    "smooth_l1_loss_backward": _of_argument(1),
+    "soft_margin_loss_backward": _of_argument(1),
+}
+KERNELS = {operator_named(name): types for name, types in _TYPES.items()}
+
+
+@contextlib.contextmanager
+def fix_fake_types() -> Iterator[None]:
+    """Give fake tensors the element types that real kernels return."""
+    dispatch = FakeTensorMode.dispatch
+
+    def dispatch_with_types(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = dispatch(mode, func, types, args, kwargs or {})
+        if func not in KERNELS or found is NotImplemented:
+            return found
+        reached(_FIX)
+        results = found if isinstance(found, tuple) else (found,)
+        dtypes = KERNELS[func](in_order(func, args, kwargs or {}), results)
+        with mode:
+            typed = tuple(map(_of_type, results, dtypes))
+        return typed if isinstance(found, tuple) else typed[0]
+
+    with replaced(_FIX, FakeTensorMode, "dispatch", dispatch_with_types):
+        yield
+
+
+def _of_type(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if tensor.dtype == dtype:
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=tensor.device)
