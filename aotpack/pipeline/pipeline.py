@@ -33,6 +33,7 @@ from .._torch.api.fake_tensors import free_sizes
 from .._torch.api.recurrent import own_gru, recurrent_layers
 from .._torch.fixes.applying import apply_fixes, fix_table, record_of_fixes
 from .._torch.fixes.fake_tensor.strides import decomposed_like_kernels
+from .._torch.fixes.fake_tensor.types import decomposed_in_types
 from .._torch.fixes.gate import check_torch
 from ..capture import FRONT_ENDS
 from ..capture.autocast import current_autocast
@@ -382,4 +383,4 @@ def _decompositions(targets: Sequence[Target], options: Options) -> Decompositio
     """Return the first decomposition table that a target has, with the entries that every bundle needs."""
     tables = [target.decompositions(exact_random=options.exact_random) for target in targets]
     table = {**next((table for table in tables if table is not None), {}), **decompositions.TABLE, **fix_table("decomposition")}
-    return decomposed_like_kernels(table)
+    return decomposed_in_types(decomposed_like_kernels(table))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from devtools.harness import Case, Spec, case, const, g, ints
+from devtools.harness import Case, Spec, case, const, g, ints, t
 
 _PADDED = torch.tensor([[2, 0, -1, 1], [3, -1, -1, -1], [0, 1, 2, 3], [-1, 2, 2, 2]])
 _REDUCTIONS = ("none", "mean", "sum")
@@ -25,6 +25,29 @@ def rounded(*shape: int) -> Spec:
     return lambda generator: torch.randn(shape, generator=generator).round().requires_grad_()
 
 
+def bf16(*shape: int) -> Spec:
+    return lambda generator: torch.randn(shape, generator=generator).bfloat16().requires_grad_()
+
+
+def positive(*shape: int) -> Spec:
+    return lambda generator: torch.rand(shape, generator=generator)
+
+
+def of_two_types(x: Tensor, y: Tensor, weight: Tensor) -> list[Tensor]:
+    probability = x.sigmoid()
+    return [
+        F.soft_margin_loss(x, y),
+        F.huber_loss(x.detach(), y, reduction="none"),
+        F.binary_cross_entropy(probability, probability.detach(), weight=weight),
+        F.mse_loss(x, y),
+    ]
+
+
+def normed(x: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
+    by_batch = F.batch_norm(x, None, None, weight, bias, training=True)
+    return [F.layer_norm(x, (6,), weight, bias), F.group_norm(x, 2, weight, bias), by_batch]
+
+
 CASES: list[Case] = [
     *(
         case(f"losses: {name}, {target}", function, scores, labels, targets=(target,))
@@ -35,5 +58,10 @@ CASES: list[Case] = [
             ("the label of one example", margins, g(4), const(torch.tensor(2))),
             ("margins just met", margins, rounded(6, 4), ints(6, high=4)),
         )
-    )
+    ),
+    *(
+        case(f"losses: of two element types, {target}", of_two_types, bf16(6), t(6), positive(6), targets=(target,))
+        for target in ("portable", "cpu")
+    ),
+    case("norms: an input of half precision, weights of float32", normed, bf16(2, 6, 6), g(6), g(6)),
 ]

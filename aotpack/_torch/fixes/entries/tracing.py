@@ -88,9 +88,9 @@ FIXES = (
         id="fake-types-of-kernels",
         severity="wrong-values",
         summary="Fake kernels of norms and losses with arguments of two element types return other types than kernels do.",
+        upstream="pytorch#197098",
         apply="fixes.fake_tensor.types:fix_fake_types",
         patches=("torch._subclasses.fake_tensor.FakeTensorMode.dispatch",),
-        broken=("2.9", "2.11", "2.13", "2.14", "2.15"),
     ),
     _fake(
         id="fake-layouts-of-varying-sizes",
@@ -107,8 +107,8 @@ FIXES = (
         id="aot-resize-as",
         severity="wrong-values",
         summary="`x.resize_as_(y)` of an argument is lost; `resize_` forgets its memory format.",
+        searched="2026-11-25",
         apply="fixes.aot_autograd.storage_changes:ResizeMode",
-        broken=("2.9", "2.11", "2.13", "2.14", "2.15"),
     ),
     _aot(
         id="aot-wrappers-with-room",
@@ -270,6 +270,5 @@ FIXES = (
             f"torch._dynamo.variables.tensor.TensorVariable.{name}"
             for name in ("ndim", "_size", "stride", "is_contiguous", "requires_grad", "has_grad_fn", "specialize")
         ),
-        broken=("2.9", "2.11", "2.13", "2.14", "2.15"),
     ),
 )

@@ -9,24 +9,20 @@ Tried on: torch 2.13.0.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...api.patching import replaced
-from ..applying import reached
+from ..applying import is_applied, reached
 from .strides import in_order, operator_named
 
 _FIX = "fake-types-of-kernels"
 
 Types = Callable[[Sequence[Any], Sequence[torch.Tensor]], Sequence[torch.dtype]]
 """Computes the element types of a kernel's results from its arguments and what the fake kernel returns."""
-
-
-def _of_argument(index: int) -> Types:
-    return lambda args, results: [args[index].dtype]
 
 
 def _statistics(*parameters: int) -> Types:
@@ -47,18 +43,26 @@ _BATCH_NORMS = (
     "_native_batch_norm_legit_no_training",
     "native_batch_norm",
 )
-_TYPES: dict[str, Types] = {
+_NORMS: dict[str, Types] = {
     **dict.fromkeys(_BATCH_NORMS, _statistics(1, 2, 3, 4)),
     "_native_batch_norm_legit.no_stats": _statistics(1, 2),
     "native_group_norm": _statistics(1, 2),
     "native_layer_norm": _statistics(2, 3),
-    "huber_loss": _of_argument(0),
-    "soft_margin_loss": _of_argument(0),
-    "mse_loss_backward": _of_argument(1),
-    "smooth_l1_loss_backward": _of_argument(1),
-    "soft_margin_loss_backward": _of_argument(1),
 }
-KERNELS = {operator_named(name): types for name, types in _TYPES.items()}
+_LOSSES = {
+    "binary_cross_entropy": 0,
+    "huber_loss": 0,
+    "mse_loss_backward": 1,
+    "smooth_l1_loss_backward": 1,
+    "soft_margin_loss": 0,
+    "soft_margin_loss_backward": 1,
+}
+"""Operators and the argument whose type the result has."""
+
+_TYPED_AS = {operator_named(name): index for name, index in _LOSSES.items()}
+_KERNELS: dict[Any, Types] = {operator_named(name): types for name, types in _NORMS.items()} | {
+    operator: lambda args, results, index=index: [args[index].dtype] for operator, index in _TYPED_AS.items()
+}
 
 
 @contextlib.contextmanager
@@ -68,11 +72,11 @@ def fix_fake_types() -> Iterator[None]:
 
     def dispatch_with_types(mode: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = dispatch(mode, func, types, args, kwargs or {})
-        if func not in KERNELS or found is NotImplemented:
+        if func not in _KERNELS or found is NotImplemented:
             return found
         reached(_FIX)
         results = found if isinstance(found, tuple) else (found,)
-        dtypes = KERNELS[func](in_order(func, args, kwargs or {}), results)
+        dtypes = _KERNELS[func](in_order(func, args, kwargs or {}), results)
         with mode:
             typed = tuple(map(_of_type, results, dtypes))
         return typed if isinstance(found, tuple) else typed[0]
@@ -85,3 +89,18 @@ def _of_type(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if tensor.dtype == dtype:
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=tensor.device)
+
+
+def decomposed_in_types(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
+    """Decompositions of losses whose results have the types of kernels."""
+    if not is_applied(_FIX):
+        return dict(table)
+    return {op: _typed(op, rule, _TYPED_AS[op]) if op in _TYPED_AS else rule for op, rule in table.items()}
+
+
+def _typed(op: Any, rule: Callable[..., Any], index: int) -> Callable[..., Any]:
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        found = rule(*args, **kwargs)
+        return found.to(in_order(op, args, kwargs)[index].dtype) if isinstance(found, torch.Tensor) else found
+
+    return decomposed
