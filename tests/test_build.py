@@ -7,6 +7,7 @@ import functools
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from torch.nn import functional as F
 
 import aotpack
 from aotpack import capture
-from aotpack._torch import toolchain
+from aotpack._torch import lowering, toolchain
 from aotpack._torch.api.process_copy import ProcessCopyError, copies_are_made, in_place
 from aotpack._torch.layouts import OutputLayout
 from aotpack.capture import front_ends
@@ -179,6 +180,26 @@ def test_a_backward_lowered_for_other_layouts_is_lowered_again(tmp_path: Path, m
         library.copy.result()
     loss = aotpack.load(tmp_path / "m", backend="cpu")(x)
     torch.testing.assert_close(loss, model(x))
+
+
+def test_a_forward_that_fails_ends_the_copy_that_lowers_its_backward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not copies_are_made():
+        pytest.skip("JAX is imported here")
+    abandoned: list[toolchain.Library] = []
+
+    def lower(graph: lowering.GraphToLower, codes: Sequence[lowering.Code]) -> list[toolchain.Library]:
+        if graph.key == "train.backward":
+            time.sleep(60)
+        raise BuildError(f"{graph.key} fails here.")
+
+    monkeypatch.setattr(lowering, "lower_with_aoti", lower)
+    monkeypatch.setattr(toolchain.Library, "abandon", lambda library: (abandoned.append(library), library.copy.end()))
+    with pytest.raises(BuildError, match=r"train\.forward fails here"):
+        aotpack.build(Attention(), (torch.randn(2, 5, 8),), out=tmp_path / "m", targets=("cpu",), methods=("train",), cache=False)
+    (library,) = abandoned
+    assert library.copy is not None
+    with pytest.raises(ProcessCopyError, match="was ended by SIGKILL"):
+        library.copy.result()
 
 
 # ---------------------------------------------------------------- the compile cache

@@ -252,7 +252,12 @@ class _Jobs:
                 libraries, written = [library], ()
             elif lacking:
                 ahead = self._lower_ahead(item, following)
-                libraries = _lower(lacking, call, item.key, self._folder)
+                try:
+                    libraries = _lower(lacking, call, item.key, self._folder)
+                except BaseException:
+                    if ahead is not None:
+                        ahead.library.abandon()
+                    raise
                 written = libraries[0].layouts
             else:
                 libraries = []
