@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from .api.counting import must_be_reached, reached
 from .api.fake_tensors import fake_mode_of
 from .api.nodes import without_views
 from .api.patching import attribute_set, hooked
-from .api.process_copy import ProcessCopy, copies_are_made, in_place
+from .api.process_copy import ProcessCopy, copies_are_made, copy_that_computes, in_place
 from .events import kernel_events
 from .fixes.applying import apply_fixes, fix_graph
 from .instruction_sets import take_answers
@@ -40,7 +39,7 @@ from .layouts import (
 from .scatters import plain_additions
 from .second_trace import without_second_trace
 from .small_loops import one_thread_for_small_loops
-from .toolchain import Library, LoweringError, send_failure, send_sources, tool_chain
+from .toolchain import Library, LoweringError, Sources, send_failure, send_sources, tool_chain
 
 
 def can_name_instruction_set() -> bool:
@@ -145,18 +144,17 @@ def lower_in_copy(lower: Callable[[], Library]) -> Library:
     The returned library has its paths, layouts and guards once it is finished. Errors of ``lower``
     are raised then; all are :class:`~aotpack_loader.errors.AotpackError`.
     """
-    take_answers()  # a copy could not
-    copy = ProcessCopy()
-    if copy.fork():
+
+    def sources() -> Sources | AotpackError:
         try:
             with in_place():
-                copy.send(lower().sources())
+                return lower().sources()
         except AotpackError as error:
-            copy.send(error)
-        finally:
-            os._exit(1)  # with another error: the copy must not go on with the build
+            return error
+
+    take_answers()  # a copy could not
     library = Library(Path())
-    library.copy = copy
+    library.copy = copy_that_computes(sources)
     return library
 
 

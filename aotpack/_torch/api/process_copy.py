@@ -59,13 +59,18 @@ def beside(compute: Callable[[], _Result]) -> Callable[[], _Result]:
     """
     if not copies_are_made() or torch.cuda.is_initialized():
         return compute
+    return copy_that_computes(compute).result
+
+
+def copy_that_computes(compute: Callable[[], object]) -> ProcessCopy:
+    """A copy of this process that sends what ``compute`` returns. This process goes on."""
     copy = ProcessCopy()
     if copy.fork():
         try:
             copy.send(compute())
         finally:
             os._exit(1)  # with an exception: the copy must not go on with the build
-    return copy.result
+    return copy
 
 
 class ProcessCopyError(Exception):

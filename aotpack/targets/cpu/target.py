@@ -301,8 +301,7 @@ class _Jobs:
         if None not in self._find(backward, call):
             return None
         folder = self._folder / "ahead"
-        lower = partial(_lower, self._targets, call, backward.key, folder)
-        return _Ahead(call, lowering.lower_in_copy(lambda: lower()[0]))
+        return _Ahead(call, lowering.lower_in_copy(lambda: _lower(self._targets, call, backward.key, folder)[0]))
 
 
 _Job: TypeAlias = tuple[GraphToCompile, ConvertedGraph, list[Callable[[], _Files]]]
