@@ -164,20 +164,31 @@ def test_a_backward_lowered_beside_its_forward_is_the_same_bytes(tmp_path: Path,
     assert (beside.digest, taken) == (after.digest, [True])
 
 
+def watch_abandoned(monkeypatch: pytest.MonkeyPatch) -> list[toolchain.Library]:
+    """The libraries whose sources a copy of the process writes, and that a build finds it does not need."""
+    abandoned: list[toolchain.Library] = []
+    monkeypatch.setattr(toolchain.Library, "abandon", lambda library: (abandoned.append(library), library.copy.end()))
+    return abandoned
+
+
+def check_ended(abandoned: list[toolchain.Library]) -> None:
+    """One library was abandoned, and its copy of the process was ended."""
+    (library,) = abandoned
+    assert library.copy is not None
+    with pytest.raises(ProcessCopyError, match="was ended by SIGKILL"):
+        library.copy.result()
+
+
 @pytest.mark.slow
 def test_a_backward_lowered_for_other_layouts_is_lowered_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is saved has other layouts than expected: the copy of the process is ended, and its result is not used."""
     if not copies_are_made():
         pytest.skip("JAX is imported here")
-    abandoned: list[toolchain.Library] = []
+    abandoned = watch_abandoned(monkeypatch)
     monkeypatch.setattr(target, "likely_layouts", lambda graph: [OutputLayout([], own=False)] * len(graph.output_node().args[0]))
-    monkeypatch.setattr(toolchain.Library, "abandon", lambda library: (abandoned.append(library), library.copy.end()))
     model, x = Attention(), torch.randn(2, 5, 8)
     aotpack.build(model, (x,), out=tmp_path / "m", targets=("cpu",), methods=("train",), cache=False)
-    (library,) = abandoned
-    assert library.copy is not None
-    with pytest.raises(ProcessCopyError, match="was ended by SIGKILL"):
-        library.copy.result()
+    check_ended(abandoned)
     loss = aotpack.load(tmp_path / "m", backend="cpu")(x)
     torch.testing.assert_close(loss, model(x))
 
@@ -185,7 +196,7 @@ def test_a_backward_lowered_for_other_layouts_is_lowered_again(tmp_path: Path, m
 def test_a_forward_that_fails_ends_the_copy_that_lowers_its_backward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not copies_are_made():
         pytest.skip("JAX is imported here")
-    abandoned: list[toolchain.Library] = []
+    abandoned = watch_abandoned(monkeypatch)
 
     def lower(graph: lowering.GraphToLower, codes: Sequence[lowering.Code]) -> list[toolchain.Library]:
         if graph.key == "train.backward":
@@ -193,13 +204,9 @@ def test_a_forward_that_fails_ends_the_copy_that_lowers_its_backward(tmp_path: P
         raise BuildError(f"{graph.key} fails here.")
 
     monkeypatch.setattr(lowering, "lower_with_aoti", lower)
-    monkeypatch.setattr(toolchain.Library, "abandon", lambda library: (abandoned.append(library), library.copy.end()))
     with pytest.raises(BuildError, match=r"train\.forward fails here"):
         aotpack.build(Attention(), (torch.randn(2, 5, 8),), out=tmp_path / "m", targets=("cpu",), methods=("train",), cache=False)
-    (library,) = abandoned
-    assert library.copy is not None
-    with pytest.raises(ProcessCopyError, match="was ended by SIGKILL"):
-        library.copy.result()
+    check_ended(abandoned)
 
 
 # ---------------------------------------------------------------- the compile cache
