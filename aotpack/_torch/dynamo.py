@@ -83,6 +83,11 @@ def _nodes(module: torch.fx.GraphModule) -> list[str]:
     return [str(node.format_node()) for node in module.graph.nodes]
 
 
+def has_front_end() -> bool:
+    """Whether Dynamo of this torch can trace for aotpack: not on torch 2.9."""
+    return hasattr(functional_export, "dynamo_graph_capture_for_export")
+
+
 def _capture(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch.fx.GraphModule, dict[str, Change]]:
@@ -95,9 +100,9 @@ def _capture(
         NotImplementedError: on torch 2.9, whose front end mixes up inputs and does not return its
             fake mode.
     """
-    graph_capture = getattr(functional_export, "dynamo_graph_capture_for_export", None)
-    if graph_capture is None:
+    if not has_front_end():
         raise NotImplementedError(f"torch {torch.__version__} has no Dynamo front end that aotpack can use")
+    graph_capture = functional_export.dynamo_graph_capture_for_export
     torch._dynamo.reset()
     ignored = "ignore_logging_functions" if hasattr(torch._dynamo.config, "ignore_logging_functions") else OLD_IGNORED
     with (

@@ -10,7 +10,7 @@ _fake = partial(Fix, component="fake_tensor")
 _shapes = partial(Fix, component="symbolic_shapes")
 _aot = partial(Fix, component="aot_autograd")
 _partitioner = partial(Fix, component="partitioner")
-_dynamo = partial(Fix, component="dynamo")
+_dynamo = partial(Fix, component="dynamo", since="2.11")  # aotpack uses no Dynamo of torch 2.9
 _AOT = "torch._functorch._aot_autograd"
 _FAKE_KERNELS = "torch._subclasses.fake_impls.op_implementations_dict"
 
@@ -138,6 +138,7 @@ FIXES = (
             "torch._higher_order_ops.scan.create_bw_fn",
             "torch._higher_order_ops.scan.ScanAutogradOp.apply",
         ),
+        since="2.11",
     ),
     _aot(
         id="aot-gradients-of-overlapping-results",
