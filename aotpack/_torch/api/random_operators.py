@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._functorch import partitioners
 from torch._higher_order_ops import effects
 from torch.fx import GraphModule, Node
 
 RANDOM = torch.Tag.nondeterministic_seeded
+_TAGS_FORWARD = hasattr(partitioners, "_has_tag_is_forward")
 
 
 def is_random(node: Node) -> bool:
@@ -52,9 +54,10 @@ def is_fixed(target: Any) -> bool:
 
 def in_backward(node: Node) -> bool:
     """Whether a node of a joint graph was traced in the backward: forward nodes all have a tag,
-    backward nodes may not.
+    backward nodes may not. torch 2.9 tags the backward alone.
     """
-    return bool(node.meta.get("partitioner_tag") != "is_forward")
+    tag = node.meta.get("partitioner_tag")
+    return bool(tag != "is_forward" if _TAGS_FORWARD else tag in ("is_backward", "must_be_in_backward"))
 
 
 def keep_in_backward(node: Node) -> None:
