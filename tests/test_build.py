@@ -23,7 +23,7 @@ from torch.nn import functional as F
 import aotpack
 from aotpack import capture
 from aotpack._torch import lowering, toolchain
-from aotpack._torch.api.process_copy import ProcessCopyError, copies_are_made, in_place
+from aotpack._torch.api.process_copy import ProcessCopyError, in_place
 from aotpack._torch.layouts import OutputLayout
 from aotpack.capture import front_ends
 from aotpack.cli import main
@@ -143,10 +143,9 @@ class Attention(nn.Module):
         return (x + self.out(F.gelu(rows))).square().mean()
 
 
+@pytest.mark.copies
 @pytest.mark.slow
 def test_a_backward_lowered_beside_its_forward_is_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not copies_are_made():
-        pytest.skip("JAX is imported here")
     torch.manual_seed(0)
     model, taken = Attention(), []
     really = target._Ahead.library_for
@@ -179,11 +178,10 @@ def check_ended(abandoned: list[toolchain.Library]) -> None:
         library.copy.result()
 
 
+@pytest.mark.copies
 @pytest.mark.slow
 def test_a_backward_lowered_for_other_layouts_is_lowered_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is saved has other layouts than expected: the copy of the process is ended, and its result is not used."""
-    if not copies_are_made():
-        pytest.skip("JAX is imported here")
     abandoned = watch_abandoned(monkeypatch)
     monkeypatch.setattr(target, "likely_layouts", lambda graph: [OutputLayout([], own=False)] * len(graph.output_node().args[0]))
     model, x = Attention(), torch.randn(2, 5, 8)
@@ -193,9 +191,8 @@ def test_a_backward_lowered_for_other_layouts_is_lowered_again(tmp_path: Path, m
     torch.testing.assert_close(loss, model(x))
 
 
+@pytest.mark.copies
 def test_a_forward_that_fails_ends_the_copy_that_lowers_its_backward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not copies_are_made():
-        pytest.skip("JAX is imported here")
     abandoned = watch_abandoned(monkeypatch)
 
     def lower(graph: lowering.GraphToLower, codes: Sequence[lowering.Code]) -> list[toolchain.Library]:

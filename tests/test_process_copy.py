@@ -10,12 +10,11 @@ import warnings
 
 import pytest
 
-from aotpack._torch.api.process_copy import ProcessCopy, ProcessCopyError, beside, copies_are_made, in_place
+from aotpack._torch.api.process_copy import ProcessCopy, ProcessCopyError, beside, in_place
 
 
+@pytest.mark.copies
 def test_a_copy_computes() -> None:
-    if not copies_are_made():
-        pytest.skip("JAX is imported here")
     assert beside(os.getpid)() != os.getpid()
 
 
@@ -44,16 +43,14 @@ def _ends() -> int:
     os._exit(7)
 
 
+@pytest.mark.copies
 def test_a_copy_that_ends_early_is_an_error() -> None:
-    if not copies_are_made():
-        pytest.skip("JAX is imported here")
     with pytest.raises(ProcessCopyError, match=r"exited with 7"):
         beside(_ends)()
 
 
+@pytest.mark.copies
 def test_a_copy_whose_result_is_not_needed_is_ended() -> None:
-    if not copies_are_made():
-        pytest.skip("JAX is imported here")
     copy = ProcessCopy()
     if copy.fork():
         time.sleep(60)
