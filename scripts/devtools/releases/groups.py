@@ -72,7 +72,7 @@ GROUPS = (
         "Trainer, Lightning, accelerate, DDP and FSDP with a loaded bundle",
         tuple(
             f"tests/tools/test_{name}.py"
-            for name in ("distributed", "module_tools", "recipes", "records", "trainer", "transformers_models")
+            for name in ("distributed", "lightning", "module_tools", "recipes", "records", "trainer", "transformers_models")
         ),
         slow=True,
     ),
