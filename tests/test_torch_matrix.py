@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aotpack_loader.devices.torch_releases import TRIED
+from aotpack_loader.devices.tried_releases import TRIED
 from devtools.paths import RESULTS
 from devtools.torch_matrix.tried import ENOUGH, tried
 

@@ -11,9 +11,10 @@ from click.testing import CliRunner
 
 import aotpack
 from aotpack.cli import main
+from aotpack.report.describe import torch_releases_of
 from aotpack_loader._symbols import not_exported_by_torch
 from aotpack_loader.archive.bundle import Bundle
-from aotpack_loader.devices import torch_releases
+from aotpack_loader.devices import tried_releases
 from aotpack_loader.devices.aoti import AotiExecutable
 from aotpack_loader.devices.torch_releases import unlike_torch
 from aotpack_loader.errors import TargetError
@@ -42,21 +43,27 @@ def test_code_that_does_not_say_what_it_calls_runs_nowhere_else(allowed: bool) -
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_every_name_must_be_there(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
-    monkeypatch.setattr(torch_releases, "TRIED", {"2.8": (INSTALLED,)})
+    monkeypatch.setattr(tried_releases, "TRIED", {"2.8": (INSTALLED,)})
     reason = unlike_torch(target(imports=[*EXPORTED, *LACKED]), allow_untested=allowed)
     assert f"lacks what the code calls: {', '.join(LACKED[:5])} and 2 more" in reason
     assert EXPORTED[0] not in reason
 
 
 def test_a_pair_that_was_tried_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_releases, "TRIED", {"2.8": (INSTALLED,)})
+    monkeypatch.setattr(tried_releases, "TRIED", {"2.8": (INSTALLED,)})
     assert unlike_torch(target()) == ""
 
 
 def test_one_that_was_not_runs_where_the_caller_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_releases, "TRIED", {"2.8": ("2.7",)})
+    monkeypatch.setattr(tried_releases, "TRIED", {"2.8": ("2.7",)})
     assert unlike_torch(target()).endswith("not tried there: load with allow_untested_torch=True to run it all the same")
     assert unlike_torch(target(), allow_untested=True) == ""
+
+
+@pytest.mark.parametrize(("imports", "needs"), [(EXPORTED, "torch 2.9, 2.10 or 2.11"), ([], "torch ==2.10.*")])
+def test_a_report_names_the_releases_that_run_it(monkeypatch: pytest.MonkeyPatch, imports: list[str], needs: str) -> None:
+    monkeypatch.setattr(tried_releases, "TRIED", {"2.10": ("2.9", "2.11")})
+    assert torch_releases_of(target("2.10", imports)) == needs
 
 
 def test_a_build_records_what_its_code_takes(digits_bundle: Path) -> None:
@@ -82,7 +89,7 @@ def test_a_load_on_a_release_that_was_not_tried(digits_bundle: Path, monkeypatch
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """This torch counts as a release on which the code was tried; the cache is empty."""
     monkeypatch.setattr(torch, "__version__", "2.99.0")
-    monkeypatch.setattr(torch_releases, "TRIED", {INSTALLED: ("2.99",)})
+    monkeypatch.setattr(tried_releases, "TRIED", {INSTALLED: ("2.99",)})
     monkeypatch.setenv("AOTPACK_CACHE", str(tmp_path / "cache"))
 
 
@@ -147,7 +154,7 @@ def test_a_bundle_without_a_self_test(digits_bundle: Path, monkeypatch: pytest.M
     model = aotpack.load(digits_bundle)
     assert model.aotpack.reason.endswith("the bundle has no self-test, so its values were not compared here")
     assert set(model.aotpack.calls.values()) == {f"python: the call library is for torch {CALL_LIBRARY_TORCH}, this is 2.99.0"}
-    monkeypatch.setattr(torch_releases, "TRIED", {})
+    monkeypatch.setattr(tried_releases, "TRIED", {})
     with pytest.warns(BackendWarning, match="not tried, and the bundle has no self-test"):
         aotpack.load(digits_bundle, allow_untested_torch=True)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aotpack_loader.devices.tried_releases import tried_releases
 from aotpack_loader.format import media_types, schema, subclasses
 from aotpack_loader.format.computations import computations
 
@@ -110,7 +111,7 @@ def requirements_of(target: schema.Target, program: schema.Program) -> str:
     An instruction set is named instead of its CPU features.
     """
     needs = [f"{target.device} {target.topology}"] if target.topology else []
-    needs += [f"torch {target.torch}"] if target.torch else []
+    needs += [torch_releases_of(target)] if target.torch else []
     needs += [f"{package} {releases}" for package, releases in target.packages.items()]
     if not target.instruction_set:
         needs += target.cpu_features
@@ -122,6 +123,15 @@ def requirements_of(target: schema.Target, program: schema.Program) -> str:
     ]
     needs += [" or ".join(dict.fromkeys(sizes))] if sizes else []
     return ", ".join(needs) or "-"
+
+
+def torch_releases_of(target: schema.Target) -> str:
+    """The releases that run a target: ``torch 2.13, 2.14 or 2.15``."""
+    if not (others := tried_releases(target)):
+        return f"torch {target.torch}"
+    releases = [target.torch.removeprefix("==").removesuffix(".*"), *others]
+    *first, last = sorted(releases, key=lambda release: [int(number) for number in release.split(".")])
+    return f"torch {', '.join(first)} or {last}"
 
 
 def platform_text(platform: schema.Platform | None) -> str:

@@ -15,17 +15,8 @@ import torch
 from .._symbols import not_exported_by_torch
 from ..format import schema
 from ..format.versions import torch_satisfies
+from .tried_releases import minor, tried_releases
 
-TRIED: Final[dict[str, tuple[str, ...]]] = {
-    "2.13": ("2.14", "2.15"),
-    "2.14": ("2.13", "2.15"),
-    "2.15": ("2.13", "2.14"),
-}
-"""Minor release that code was compiled for, to the other minor releases it was run on.
-
-``scripts/test-torch-matrix`` found the same bits there in every case that it built. A test compares
-this table with its results.
-"""
 _SHOWN: Final = 5
 
 
@@ -47,8 +38,4 @@ def unlike_torch(target: schema.Target, *, allow_untested: bool = False) -> str:
 
 def is_tried(target: schema.Target) -> bool:
     """Whether code of the target's release of torch was tried on this one."""
-    return _minor(str(torch.__version__)) in TRIED.get(_minor(target.torch.removeprefix("==")), ())
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
+    return minor(str(torch.__version__)) in tried_releases(target)

@@ -38,9 +38,9 @@ overrides: compare such a bundle with eager.
 
 Code for `cpu` of torch 2.13, 2.14 and 2.15 runs on the other two: the loader's table of tried pairs
 is what `scripts/test-torch-matrix` found. On torch 2.9 and 2.11 calls run in Python, because the
-call library needs torch 2.13. Wheels of both distributions install and train a small model with
-each torch and Python of this page, and with torch 2.9. Python 3.14 is the one of Debian forky, and
-ran in a chroot of it with GCC 16.
+call library needs torch 2.13. A build on torch 2.9 does not use the front end `dynamo`. Wheels of
+both distributions install and train a small model with each torch and Python of this page.
+Python 3.14 is the one of Debian forky, and ran in a chroot of it with GCC 16.
 
 The page about [fixes of torch](torch-fixes.md) lists what a build corrects.
 
@@ -123,6 +123,8 @@ def _cell(result: Result, group: Group) -> str:
     if found is None:
         return "CI" if _name(result) == _OF_CI else "not run"
     known = found["passed"] + found["failed"] + found["skipped"]
+    if found["skipped"] == found["total"]:
+        return "all skipped"
     text = f"{found['passed']} passed" + (f", **{found['failed']} failed**" if found["failed"] else "")
     if known < found["total"]:
         text += f" ({known} of {found['total']} ran)"
