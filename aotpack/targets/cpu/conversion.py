@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from aotpack_loader.errors import BuildError
 from aotpack_loader.format import donations, schema
@@ -18,6 +18,7 @@ from ..._torch.api import fake_tensors
 from ..._torch.api.graph_modules import lazy_graph_module
 from ..._torch.events import origins_in
 from ..._torch.layouts import with_stride_order
+from ..._torch.lowering import GraphToLower
 from ..._torch.randomness import call_generator_operators
 from ..base import GraphToCompile
 
@@ -31,21 +32,18 @@ strides are omitted.
 class ConvertedGraph:
     """A graph as AOTInductor accepts it: only tensors as inputs and outputs, each once.
 
-    ``free`` are the outputs that may have any strides. ``consumed`` are the inputs that are unused
-    after the code has read them. ``donated`` are the consumed inputs that may be overwritten.
-    ``fingerprint`` is what the code depends on besides the graph.
+    Args:
+        to_lower: the graph, and what the code may do with its inputs and outputs.
+        inputs: where each input comes from.
+        outputs: for each output of the graph, its position among the outputs of the code.
+        numbers: the positions of outputs that are numbers of the graph.
+        fingerprint: what the code depends on besides the graph.
     """
 
-    module: GraphModule
-    examples: list[torch.Tensor]
+    to_lower: GraphToLower
     inputs: list[schema.GivenInput | schema.SizeCarrier]
     outputs: list[int]
     numbers: list[int]
-    training: bool
-    free: list[int]
-    consumed: list[int]
-    donated: list[int]
-    relaid: list[int]
     fingerprint: str
 
 
@@ -99,19 +97,11 @@ def convert_graph(item: GraphToCompile, layouts: Layouts, own: Collection[int]) 
     donated = [i for i in consumed if inputs[i].index in donatable]
     events = hashlib.sha256(json.dumps([item.key, *origins_in(item.module.graph)]).encode()).hexdigest()
     fingerprint = json.dumps([item.training, free, consumed, donated, sorted(layouts.items()), events])
-    return ConvertedGraph(
-        module=module,
-        examples=examples,
-        inputs=inputs,
-        outputs=positions,
-        numbers=numbers,
-        training=item.training,
-        free=free,
-        consumed=consumed,
-        donated=donated,
-        relaid=[i for i, source in enumerate(inputs) if isinstance(source, schema.GivenInput) and layouts.get(source.index)],
-        fingerprint=fingerprint,
+    relaid = [i for i, source in enumerate(inputs) if isinstance(source, schema.GivenInput) and layouts.get(source.index)]
+    to_lower = GraphToLower(
+        module, examples, item.key, training=item.training, free=free, consumed=consumed, donated=donated, relaid=relaid
     )
+    return ConvertedGraph(to_lower, inputs, positions, numbers, fingerprint)
 
 
 def _views_of_any_layout(graph: torch.fx.Graph) -> None:

@@ -67,7 +67,8 @@ class _Made:
         if "fallbacks" in files:
             fallbacks = store.add_bytes(files["fallbacks"], media_types.CODE_FALLBACKS)
             self.layers.append(fallbacks)
-        self.executables[item.key] = schema.Executable(code, call.inputs, call.outputs, fallbacks, call.numbers, call.donated)
+        donated = list(call.to_lower.donated)
+        self.executables[item.key] = schema.Executable(code, call.inputs, call.outputs, fallbacks, call.numbers, donated)
 
 
 class _Workers:
@@ -253,7 +254,7 @@ class _Jobs:
             elif lacking:
                 ahead = self._lower_ahead(item, following)
                 try:
-                    libraries = _lower(lacking, call, item.key, self._folder)
+                    libraries = _lower(lacking, call.to_lower, self._folder)
                 except BaseException:
                     if ahead is not None:
                         ahead.library.abandon()
@@ -301,7 +302,7 @@ class _Jobs:
         if None not in self._find(backward, call):
             return None
         folder = self._folder / "ahead"
-        return _Ahead(call, lowering.lower_in_copy(lambda: _lower(self._targets, call, backward.key, folder)[0]))
+        return _Ahead(call, lowering.lower_in_copy(lambda: _lower(self._targets, call.to_lower, folder)[0]))
 
 
 _Job: TypeAlias = tuple[GraphToCompile, ConvertedGraph, list[Callable[[], _Files]]]
@@ -332,16 +333,13 @@ def _converted(item: GraphToCompile, written: Sequence[OutputLayout]) -> Convert
     return convert_graph(item, layouts, {i for i, layout in saved.items() if layout.own})
 
 
-def _lower(targets: Sequence[CpuTarget], call: ConvertedGraph, key: str, folder: Path) -> list[toolchain.Library]:
+def _lower(targets: Sequence[CpuTarget], graph: lowering.GraphToLower, folder: Path) -> list[toolchain.Library]:
     """Lower a graph; returns a library for each target."""
     codes = [
-        lowering.Code(folder / target.level / key / "code.so", target.march, target._bits(), target.products or 0)
+        lowering.Code(folder / target.level / graph.key / "code.so", target.march, target._bits(), target.products or 0)
         for target in targets
     ]
-    graph = lowering.GraphToLower(
-        call.module, call.examples, key, call.training, call.free, call.consumed, call.donated, call.relaid
-    )
-    with messages.own_warnings(), targets[0]._refusing(key):
+    with messages.own_warnings(), targets[0]._refusing(graph.key):
         return lowering.lower_with_aoti(graph, codes)
 
 
