@@ -43,6 +43,7 @@ from aotpack_loader.format.validate_graph import validate_graph
 from aotpack_loader.runtime.bases import Base
 from aotpack_loader.runtime.call import MethodCall
 from aotpack_loader.runtime.epilogue import Epilogue
+from aotpack_loader.runtime.loaded_method import LoadedMethod
 from aotpack_loader.runtime.views import CallValues
 from aotpack_loader.selftest import run_self_test
 
@@ -609,7 +610,7 @@ def test_names_that_a_module_has(tmp_path: Path, name: str) -> None:
 
 def _call(method: schema.Method, forward: Callable[[list[Any]], list[Any]]) -> MethodCall:
     entry = schema.StateEntry("b", "buffer", "float32", [4], [1], "b")
-    return MethodCall("infer", method, forward, None, {}, {"b": entry}, CPU)
+    return MethodCall(LoadedMethod("infer", method, {}, {"b": entry}, CPU, {}), forward)
 
 
 def _double(inputs: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -24,6 +24,7 @@ from ..module.own_class import class_of
 from ..module.program import LoadedProgram, LoadInfo, by_mode
 from ..options import LoadOptions, pinned
 from ..runtime.call import MethodCall
+from ..runtime.loaded_method import LoadedMethod
 from ..trust import ALL
 from . import recording
 
@@ -155,7 +156,8 @@ def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, *, classe
     for name, method in program.methods.items():
         if name in chosen.target.constraints:
             method = structs.replace(method, constraints=[*method.constraints, *chosen.target.constraints[name]])
-        call = partial(_call, name, method, constants, entries, bundle, chosen, classes, check)
+        loaded = LoadedMethod(name, method, constants, entries, chosen.device.device, classes)
+        call = partial(_call, loaded, bundle, chosen, check)
         codes = chosen.target.specializations.get(name)
         if not codes:
             made[name] = call(chosen.device)
@@ -164,8 +166,7 @@ def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, *, classe
 
         sized = cast("SizedDevice", chosen.device)  # C14
         calls = [call(sized.specialized(name, code)) for code in codes]
-        sizes = [code.sizes for code in codes]
-        made[name] = SpecializedCall(name, method, calls, sizes, constants, entries, chosen.device.device)
+        made[name] = SpecializedCall(loaded, calls, [code.sizes for code in codes])
     for name, method in program.methods.items():
         if method.backward is not None and method.backward.second is not None:
             made[name].differentiate_again(made[method.backward.second.method])
@@ -182,54 +183,40 @@ def _natively(call: MethodCall, device: Device) -> str:
     return use(call, library)
 
 
-def _call(
-    name: str,
-    method: schema.Method,
-    constants: Mapping[str, torch.Tensor],
-    entries: Mapping[str, schema.StateEntry],
-    bundle: Bundle,
-    chosen: Selection,
-    classes: Classes,
-    check: str,
-    code: Device,
-) -> MethodCall:
+def _call(loaded: LoadedMethod, bundle: Bundle, chosen: Selection, check: str, code: Device) -> MethodCall:
     """A method with its executables from ``code``."""
-    forward = code.executable(f"{name}.forward", method.forward, forward_arity(method, entries))
+    name, method = loaded.name, loaded.method
+    forward = code.executable(f"{name}.forward", method.forward, forward_arity(method, loaded.entries))
     backward = None
     if method.backward is not None:
         backward = code.executable(f"{name}.backward", method.backward.graph, backward_arity(method.backward))
-    device = code.device
-    held = uses_subclasses(method, entries)
-    is_plain = not held and not method.sizes
-    checks = _checks(name, method, entries, bundle, chosen, None if is_plain else classes) if check == "full" else None
+    checks = _checks(loaded, bundle, chosen) if check == "full" else None
     native = _is_native(chosen)
-    if is_plain:
-        return MethodCall(name, method, forward, backward, constants, entries, device, checks, native=native)
-    from ..runtime.subclass_call import SubclassCall
+    if _is_plain(loaded):
+        return MethodCall(loaded, forward, backward, checks, native=native)
+    from ..runtime.subclass_call import SubclassCall  # rarely needed, so not imported at every start
 
-    return SubclassCall(name, method, forward, backward, constants, entries, device, classes, checks, native=native)
+    return SubclassCall(loaded, forward, backward, checks, native=native)
 
 
-def _checks(
-    name: str,
-    method: schema.Method,
-    entries: Mapping[str, schema.StateEntry],
-    bundle: Bundle,
-    chosen: Selection,
-    classes: Classes | None,
-) -> Checks:
-    """The checks of a method. Without ``classes`` its tensors are plain."""
+def _checks(loaded: LoadedMethod, bundle: Bundle, chosen: Selection) -> Checks:
+    """The checks of a method."""
     from ..runtime.checks import Checks  # rarely needed, so not imported at every start
 
     chosen.device.require_memory()
-    backward = None if method.backward is None else bundle.graph(method.backward.graph)
-    graphs = bundle.graph(method.forward), backward, chosen.device.device
-    if classes is None:
-        return Checks(name, method, *graphs, entries, own_layout=_is_native(chosen))
+    backward = loaded.method.backward
+    graphs = bundle.graph(loaded.method.forward), None if backward is None else bundle.graph(backward.graph)
+    if _is_plain(loaded):
+        return Checks(loaded, *graphs, own_layout=_is_native(chosen))
 
     from ..runtime.full_subclass_checks import SubclassChecks
 
-    return SubclassChecks(name, method, *graphs, entries, classes, own_layout=_is_native(chosen))
+    return SubclassChecks(loaded, *graphs, own_layout=_is_native(chosen))
+
+
+def _is_plain(loaded: LoadedMethod) -> bool:
+    """Whether a method's values are plain tensors, and its forward takes no sizes."""
+    return not loaded.method.sizes and not uses_subclasses(loaded.method, loaded.entries)
 
 
 def _is_of_another_release(target: schema.Target) -> bool:

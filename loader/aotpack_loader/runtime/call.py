@@ -16,6 +16,7 @@ from .autograd import Differentiable, Executable, RecomputationStopped
 from .epilogue import Epilogue
 from .identity import Memory
 from .inputs import Inputs
+from .loaded_method import LoadedMethod
 from .modes import Modes
 from .mutations import Layouts, WrittenLeaves
 from .state import State
@@ -35,30 +36,24 @@ class MethodCall:
     """Calls one method. It holds no reference to the module, so copies of a module share it.
 
     Args:
-        name: the method's name, for messages.
-        method: its description.
+        loaded: the method.
         forward: the forward graph on the device.
         backward: the backward graph, if the method has one.
-        constants: tensors the graphs close over, by stored name.
-        device: where the executables run.
         checks: what to assert at every call; None: nothing.
         native: whether the executables are compiled code rather than an interpreter.
     """
 
     def __init__(
         self,
-        name: str,
-        method: schema.Method,
+        loaded: LoadedMethod,
         forward: Executable,
-        backward: Executable | None,
-        constants: Mapping[str, torch.Tensor],
-        entries: Mapping[str, schema.StateEntry],
-        device: torch.device,
+        backward: Executable | None = None,
         checks: Checks | None = None,
         *,
         native: bool = False,
     ) -> None:
-        self.name, self.flags = name, method.flags
+        method, constants, entries, device = loaded.method, loaded.constants, loaded.entries, loaded.device
+        self.name, self.flags = loaded.name, method.flags
         self.checks, self.method, self.constants = checks, method, constants
         self.device = device
         self.modes = Modes(method, device, native=native)

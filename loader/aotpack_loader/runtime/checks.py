@@ -21,6 +21,7 @@ from .subclass_wrappers import plain_tensors
 from .tree import result_paths
 
 if TYPE_CHECKING:
+    from .loaded_method import LoadedMethod
     from .views import CallValues
 
 Environment = Mapping[str, int]
@@ -35,27 +36,15 @@ class Checks:
     """The checks of one method whose graphs take and return plain tensors. The caller may still see subclasses.
 
     Args:
-        name: the method's name.
-        method: its description.
+        loaded: the method.
         forward, backward: its graphs, which record the type of every value.
-        device: where the executables run.
-        entries: the program's state by name.
         own_layout: whether the target's code chooses the strides of the tensors it saves for its
             own backward.
     """
 
-    def __init__(
-        self,
-        name: str,
-        method: schema.Method,
-        forward: schema.Graph,
-        backward: schema.Graph | None,
-        device: torch.device,
-        entries: Mapping[str, schema.StateEntry],
-        *,
-        own_layout: bool,
-    ) -> None:
-        self._name, self._method, self._device = name, method, device
+    def __init__(self, loaded: LoadedMethod, forward: schema.Graph, backward: schema.Graph | None, *, own_layout: bool) -> None:
+        name, method, entries = loaded.name, loaded.method, loaded.entries
+        self._name, self._method, self._device = name, method, loaded.device
         self._paths = [primal_name(primal, method) for primal in method.primals]
         self._held = subclasses.of_primals(method, entries)
         self._primals = subclasses.part_positions(self._held)

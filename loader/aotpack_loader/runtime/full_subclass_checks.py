@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from ..errors import Problem
 from ..format import schema, subclasses
@@ -13,7 +11,7 @@ from .checks import Checks, Environment, Remembered
 from .subclass_wrappers import Wrapper
 
 if TYPE_CHECKING:
-    from .subclass_wrappers import Classes
+    from .loaded_method import LoadedMethod
 
 
 class SubclassChecks(Checks):
@@ -23,19 +21,9 @@ class SubclassChecks(Checks):
     gets a function that runs the graph itself on plain tensors.
     """
 
-    def __init__(
-        self,
-        name: str,
-        method: schema.Method,
-        forward: schema.Graph,
-        backward: schema.Graph | None,
-        device: torch.device,
-        entries: Mapping[str, schema.StateEntry],
-        classes: Classes,
-        *,
-        own_layout: bool,
-    ) -> None:
-        super().__init__(name, method, forward, backward, device, entries, own_layout=own_layout)
+    def __init__(self, loaded: LoadedMethod, forward: schema.Graph, backward: schema.Graph | None, *, own_layout: bool) -> None:
+        super().__init__(loaded, forward, backward, own_layout=own_layout)
+        name, method, classes = loaded.name, loaded.method, loaded.classes
         outputs = zip(self._output_names, subclasses.of_outputs(method), strict=True)
         self._made = [
             (i, f"{name}.forward, {output}", Wrapper(subclass, classes))

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ..errors import InputError, Problem
-from ..format import schema
 from .autograd import Differentiable
 from .call import MethodCall
+from .loaded_method import LoadedMethod
 
 
 class SpecializedCall(MethodCall):
@@ -21,18 +21,9 @@ class SpecializedCall(MethodCall):
         sizes: a value for every symbol of the method, for each of ``calls``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        method: schema.Method,
-        calls: Sequence[MethodCall],
-        sizes: Sequence[Mapping[str, int]],
-        constants: Mapping[str, torch.Tensor],
-        entries: Mapping[str, schema.StateEntry],
-        device: torch.device,
-    ) -> None:
-        super().__init__(name, method, calls[0].forward, None, constants, entries, device, native=True)
-        self._names = [symbol.name for symbol in method.symbols]
+    def __init__(self, loaded: LoadedMethod, calls: Sequence[MethodCall], sizes: Sequence[Mapping[str, int]]) -> None:
+        super().__init__(loaded, calls[0].forward, native=True)
+        self._names = [symbol.name for symbol in loaded.method.symbols]
         self._calls = {tuple([values[name] for name in self._names]): call for values, call in zip(sizes, calls, strict=True)}
 
     def bridges(self) -> list[Differentiable]:

@@ -24,6 +24,7 @@ from .backward_inputs import Tangent
 from .call import MethodCall
 from .identity import Memory, StateMemory, shared
 from .inputs import Inputs
+from .loaded_method import LoadedMethod
 from .memory import overlap
 from .state import State
 from .subclass_checks import SubclassInputs, SubclassState
@@ -40,22 +41,18 @@ class SubclassCall(MethodCall):
 
     def __init__(
         self,
-        name: str,
-        method: schema.Method,
+        loaded: LoadedMethod,
         forward: Executable,
-        backward: Executable | None,
-        constants: Mapping[str, torch.Tensor],
-        entries: Mapping[str, schema.StateEntry],
-        device: torch.device,
-        classes: Classes,
+        backward: Executable | None = None,
         checks: Checks | None = None,
         *,
         native: bool = False,
     ) -> None:
-        self._classes = classes
-        primals = _wrappers(of_primals(method, entries), classes)
+        self._classes = classes = loaded.classes
+        method = loaded.method
+        primals = _wrappers(of_primals(method, loaded.entries), classes)
         self._boundary = _Boundary(forward, primals, method.sizes, _wrappers(method.subclasses, classes))
-        super().__init__(name, method, forward, backward, constants, entries, device, checks, native=native)
+        super().__init__(loaded, forward, backward, checks, native=native)
 
     def _arguments(self, method: schema.Method, device: torch.device) -> Inputs:
         return SubclassInputs(method, device, self._classes)
