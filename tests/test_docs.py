@@ -240,6 +240,15 @@ def test_the_walk_through_the_code_exists() -> None:
         assert set(re.findall(r"`(\w+)`", names)) <= known, file
 
 
+def test_contributing_names_every_package() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## The tree")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(?:aotpack/|loader/aotpack_loader/)?(\w+)/(?:\w+\.py)?`", text))
+    packages = {
+        path.parent.name for package in ("aotpack", "loader/aotpack_loader") for path in ROOT.glob(f"{package}/*/__init__.py")
+    }
+    assert packages <= named
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().split()) < 1000
 
