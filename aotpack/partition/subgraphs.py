@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from aotpack_loader.errors import Problem, UnsupportedError
 
 from .._torch import partitioner
+from .._torch.api.nodes import without_views
 from ..graph import source_line
 
 _HIGHER_ORDER = torch.ops.higher_order
@@ -36,6 +37,7 @@ def make_self_contained(module: GraphModule) -> None:
         for _, region in _subgraphs(module, call.args):
             make_self_contained(region)
         _hoist_constants(module, call)
+        _separate_operands(module, call)
     for node in module.graph.find_nodes(op="get_attr"):
         if not node.users:
             module.graph.erase_node(node)
@@ -188,16 +190,44 @@ def _attribute(module: GraphModule, name: str, value: GraphModule) -> Node:
     return module.graph.get_attr(name)
 
 
-# ------------------------------------------------------------------ constants
+# ------------------------------------------------------------------ operands
 
-_OPERANDS = {
-    _HIGHER_ORDER.cond: 3,
-    _HIGHER_ORDER.while_loop: 3,
-    _HIGHER_ORDER.while_loop_stack_output: 3,
-    _HIGHER_ORDER.scan: 3,
-    _HIGHER_ORDER.map_impl: 2,
+_WHOLE: dict[Any, tuple[int, ...]] = {
+    _HIGHER_ORDER.cond: (3,),
+    _HIGHER_ORDER.while_loop: (2, 3),
+    _HIGHER_ORDER.while_loop_stack_output: (2, 3),
+    _HIGHER_ORDER.scan: (1, 3),
+    _HIGHER_ORDER.map_impl: (2,),
 }
-"""Index of the argument that holds the operands which are the same in every run of a subgraph."""
+"""Indices of the arguments whose operands a subgraph gets whole, not in slices. The last one holds the operands
+which are the same in every run of a subgraph.
+"""
+
+
+def _separate_operands(module: GraphModule, call: Node) -> None:
+    """Copy operands that share memory with an earlier one.
+
+    Torch refuses them. Equal operands are often one node, such as the zeros with which two gradients begin.
+    """
+    seen: set[Node] = set()
+
+    def separate(operand: Any) -> Any:
+        if not isinstance(operand, Node) or not isinstance(value := operand.meta.get("val"), torch.Tensor):
+            return operand
+        owner = without_views(operand)
+        if owner in seen:
+            with module.graph.inserting_before(call):
+                operand = module.graph.call_function(torch.ops.aten.clone.default, (operand,))
+            operand.meta = {"val": value.clone()}
+        seen.add(owner)
+        return operand
+
+    for at in _WHOLE.get(call.target, ()):
+        operands: Any = call.args[at]
+        call.update_arg(at, type(operands)(map(separate, operands)))
+
+
+# ------------------------------------------------------------------ constants
 
 
 def _hoist_constants(module: GraphModule, call: Node) -> None:
@@ -211,7 +241,7 @@ def _hoist_constants(module: GraphModule, call: Node) -> None:
         for node in region.graph.find_nodes(op="get_attr")
         if not _is_graph(region, node)
     ]
-    if not constants or (call.target not in _OPERANDS and call.target is not _HIGHER_ORDER.invoke_subgraph):
+    if not constants or (call.target not in _WHOLE and call.target is not _HIGHER_ORDER.invoke_subgraph):
         return
     copies: dict[GraphModule, GraphModule] = {}
     for attribute, region in attributes:  # the region may have other callers
@@ -235,10 +265,10 @@ def _hoist_constants(module: GraphModule, call: Node) -> None:
                 twin.replace_all_uses_with(placeholder)
                 graph.erase_node(twin)
             region.recompile()
-    at = _OPERANDS.get(call.target)
-    if at is None:
+    if call.target not in _WHOLE:
         call.args = (*call.args, *operands)
     else:
+        at = _WHOLE[call.target][-1]
         call.args = (*call.args[:at], [*call.args[at], *operands], *call.args[at + 1 :])  # type: ignore[misc]
 
 

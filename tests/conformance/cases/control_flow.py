@@ -151,6 +151,21 @@ def scan_of_trees(carry: dict[str, Tensor], x: dict[str, Tensor]) -> Any:
     return scan(step, carry, x)
 
 
+class Decay(nn.Module):
+    """A recurrence with two parameters of one shape: their gradients begin with the same zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate, self.phase = nn.Parameter(torch.rand(2)), nn.Parameter(torch.rand(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        def step(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+            new = carry * self.rate.sigmoid() + row.sin() * (self.phase + carry).cos()
+            return new, new.clone()
+
+        return scan(step, x[0] * 0.0, x)[1]
+
+
 class Rows(nn.Module):
     """A layer on each row, by ``map``."""
 
@@ -511,6 +526,7 @@ CASES: list[Case] = [
     module_case("control flow: scan, closures over parameters", Recurrent, g(2, 3), g(5, 2, 3)),
     module_case("control flow: scan, backwards", lambda: Recurrent(reverse=True), g(2, 3), g(5, 2, 3)),
     module_case("control flow: scan, another dimension", lambda: Recurrent(dim=1), g(2, 3), g(2, 5, 3)),
+    module_case("control flow: scan, of another scan's rows", lambda: nn.Sequential(Decay(), Decay()), g(5, 3, 2)),
     case(
         "control flow: scan, trees",
         scan_of_trees,

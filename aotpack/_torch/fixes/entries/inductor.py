@@ -216,6 +216,14 @@ FIXES = (
         fixed_in="2.14",
     ),
     _fix(
+        id="inductor-results-of-loops",
+        severity="wrong-values",
+        summary="A result of a loop that is written in place is allocated anew when a later kernel takes over its memory.",
+        upstream="pytorch#153679",
+        apply="fixes.inductor.writes:keep_results_of_loops",
+        patches=("torch._inductor.codegen.wrapper.PythonWrapperCodegen.codegen_allocation",),
+    ),
+    _fix(
         id="inductor-mutate-in-place",
         severity="wrong-values",
         summary="`mutate_to` rebinds the storage box: views taken earlier but generated later read the new values.",

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch._inductor import ir, lowering, virtualized
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
 from torch._inductor.fx_passes import reinplace
 from torch._inductor.scheduler import SchedulerNode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -99,6 +100,25 @@ def write_in_place() -> Iterator[None]:
             return mutate(changed, value, *args, **kwargs)
 
     with replaced("inductor-mutate-in-place", lowering, "mutate_to", written):
+        yield
+
+
+@contextlib.contextmanager
+def keep_results_of_loops() -> Iterator[None]:
+    """Give no memory to a result that is the carried value of a loop, written in place.
+
+    Inductor allocates it after the loop when a later kernel takes over its memory.
+    """
+    allocate: Callable[[Any, ir.Buffer], None] = PythonWrapperCodegen.codegen_allocation
+
+    def allocated(wrapper: Any, buffer: ir.Buffer) -> None:
+        if isinstance(buffer, ir.MutationOutput) and not isinstance(buffer.layout, ir.NoneLayout):
+            reached("inductor-results-of-loops")
+            wrapper.allocated.add(buffer.get_name())
+        else:
+            allocate(wrapper, buffer)
+
+    with replaced("inductor-results-of-loops", PythonWrapperCodegen, "codegen_allocation", allocated):
         yield
 
 
