@@ -13,13 +13,17 @@ from typing import Final
 
 _OBJECTS: Final = 10_000
 """New objects before a collection; Python's own number is 700. They still hold little memory."""
+_FROZEN_BY_PYTHON: Final = 1_000
+"""More objects than Python 3.12 freezes at its start (375). A caller freezes at least those of the
+standard library, some 5,000.
+"""
 
 
 @contextlib.contextmanager
 def eased() -> Iterator[None]:
     """Inside the block, collect less often, and only objects that are made in it."""
     threshold, *rest = gc.get_threshold()
-    is_first = not gc.get_freeze_count()  # else the caller, or an outer block, decides
+    is_first = gc.get_freeze_count() < _FROZEN_BY_PYTHON  # else the caller, or an outer block, decides
     if is_first:
         gc.freeze()
     if threshold:  # 0: the caller wants no collections
