@@ -214,9 +214,9 @@ def test_unchanged_graphs_are_not_compiled_again(tmp_path: Path, monkeypatch: py
     compiled: list[str] = []
     really = target._lower
 
-    def counted(targets: Sequence[CpuTarget], call: Any, key: str, folder: Path) -> Any:
-        compiled.append(key)
-        return really(targets, call, key, folder)
+    def counted(targets: Sequence[CpuTarget], graph: lowering.GraphToLower, folder: Path) -> list[toolchain.Library]:
+        compiled.append(graph.key)
+        return really(targets, graph, folder)
 
     monkeypatch.setattr(target, "_lower", counted)
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import aotpack
 import aotpack_loader
-from aotpack._torch import layouts, toolchain
+from aotpack._torch import layouts, lowering, toolchain
 from aotpack._torch.api.process_copy import in_place
 from aotpack.targets.cpu import CpuTarget, target
 
@@ -117,8 +117,9 @@ def test_portable_graphs_beside_native_code_need_no_compiler(
 ) -> None:
     """A bundle's graphs are traced for its native target, and still every torch can run them."""
 
-    def lower(targets: Sequence[CpuTarget], call: Any, key: str, folder: Path) -> list[NoCode]:
-        return [NoCode(folder / "code.so", max(call.outputs) + 1) for _ in targets]
+    def lower(targets: Sequence[CpuTarget], graph: lowering.GraphToLower, folder: Path) -> list[NoCode]:
+        (outputs,) = graph.module.graph.output_node().args
+        return [NoCode(folder / "code.so", len(outputs)) for _ in targets]
 
     monkeypatch.setattr(target, "_lower", lower)
     monkeypatch.setattr(toolchain, "imports_from_torch", lambda library: [])
