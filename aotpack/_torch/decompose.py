@@ -1,7 +1,5 @@
 """Adapts torch's decompositions: core tables, traces of operators as simpler ones, and rules that
 match eager.
-
-Tried on: torch 2.13.0, 2.9.0.
 """
 
 from __future__ import annotations

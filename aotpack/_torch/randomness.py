@@ -1,7 +1,6 @@
 """Keeps random numbers and effects right while a model is traced, partitioned and compiled.
 
-Tried on: torch 2.13.0, and 2.9.0 for portable and XLA bundles. Each function says what it wraps or
-fixes.
+Each function says what it wraps or fixes.
 """
 
 from __future__ import annotations

@@ -19,8 +19,6 @@ import torch
 from jaxlib import _jax
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
-TRIED_ON = ("0.10.2",)
-
 
 @cache
 def cpu_client() -> Any:

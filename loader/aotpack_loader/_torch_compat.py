@@ -1,7 +1,4 @@
-"""All private or release-dependent torch APIs that the loader uses.
-
-Tried on: torch 2.13.0, 2.9.0.
-"""
+"""All private or release-dependent torch APIs that the loader uses."""
 
 from __future__ import annotations
 
@@ -17,8 +14,6 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.utils._pytree as pytree
 from torch.autograd import forward_ad
-
-TRIED_ON = ("2.13.0", "2.9.0")
 
 _LATE = {"torch_nn": "torch.nn.modules.linear_cross_entropy"}
 """Namespaces of operators that torch registers only when a function of its own is first called, and by which module."""

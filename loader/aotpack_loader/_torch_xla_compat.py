@@ -15,8 +15,6 @@ import torch_xla.core.xla_model as xla_model
 from torch_xla import runtime
 from torch_xla.core import xla_builder
 
-TRIED_ON = ("2.9.0",)
-
 _xla = torch_xla._XLAC
 
 Placeholder = tuple[torch.dtype, Sequence[int]]

@@ -1,7 +1,5 @@
 """Traces functions of torch that check their arguments' values and raise; the graph then checks
 while it runs.
-
-Tried on: torch 2.13.0, 2.9.0.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ batches.
 Eager reads the number of batches from its counter as a Python number: ``1.0 /
 float(num_batches_tracked)``. A graph cannot hold that. Here the factor stays a tensor, and the
 statistics are updated as eager's kernel updates them.
-
-Tried on: torch 2.13.0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Replaces the rules by which Python's dispatcher decomposes operators above autograd while
 tracing.
-
-Tried on: torch 2.13.0, 2.9.0.
 """
 
 from __future__ import annotations

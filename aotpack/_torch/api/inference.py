@@ -2,8 +2,6 @@
 
 The values are the same. Tensors of inference mode have no version counter, so they cannot be
 traced. An error between its start and its end would also leave the mode on in the caller's process.
-
-Tried on: torch 2.13.0.
 """
 
 from __future__ import annotations

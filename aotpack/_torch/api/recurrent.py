@@ -8,8 +8,7 @@ input, and the gradients of the weights.
 A loop is a scan where the compiler keeps loops: sequences may then have any length. Elsewhere its
 steps follow one another in the graph.
 
-Tried on: torch 2.9.0 (with torch_xla), 2.13.0. It wraps the functions for one layer in
-``torch._decomp.decompositions``.
+It wraps the functions for one layer in ``torch._decomp.decompositions``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Finds the tensors that a call writes to, by the operator's schema, or by the names of torch's own
 functions.
-
-Tried on: torch 2.13.0, 2.9.0.
 """
 
 from __future__ import annotations

@@ -20,8 +20,6 @@ os.environ.setdefault("PJRT_DEVICE", "CPU")
 import torch_xla
 from torch_xla.core import xla_builder as xla_builder
 
-TRIED_ON = ("2.9.0",)
-
 _xla = torch_xla._XLAC
 _DEVICE = "xla:0"
 _KERNELS = ("XLA", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")

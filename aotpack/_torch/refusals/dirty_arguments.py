@@ -1,7 +1,5 @@
 """Rejects an ``autograd.Function`` that marks an argument of the model as dirty: its gradient would
 be lost.
-
-Tried on: torch 2.13.0.
 """
 
 from __future__ import annotations

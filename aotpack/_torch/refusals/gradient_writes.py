@@ -2,8 +2,6 @@
 
 Custom backwards and hooks write to gradients. A write to a tangent of the caller is traced, and the
 bundle does it too.
-
-Tried on: torch 2.13.0, 2.9.0.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@ may leave some of its gradients undefined.
 
 A backward graph is one for all calls, so it gets zeros for results without a gradient. A custom
 backward after ``ctx.set_materialize_grads(False)`` may treat None and zeros differently.
-
-Tried on: torch 2.13.0.
 """
 
 from __future__ import annotations

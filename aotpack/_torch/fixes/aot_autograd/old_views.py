@@ -1,7 +1,5 @@
 """Rejects writes through a view whose base has changed its shape since: traces give them wrong
 gradients.
-
-Tried on: torch 2.13.0.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 A trace copies the result into such a tensor. A larger tensor then keeps its sizes: the copy
 broadcasts the result, or raises. Sums and their like have the input's element type in a trace.
 Eager computes them in the type of ``out=``.
-
-Tried on: torch 2.13.0.
 """
 
 from __future__ import annotations

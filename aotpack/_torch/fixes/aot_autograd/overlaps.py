@@ -6,8 +6,6 @@ torch's own backward of such a view reads the size of its storage as a plain int
 view is made in two steps: ``as_strided`` makes rows that do not overlap, and ``unfold`` makes
 windows along them. The backward of ``unfold`` supports dynamic sizes. Both steps differentiate by
 torch's own rules.
-
-Tried on: torch 2.13.0, 2.9.0.
 """
 
 from __future__ import annotations

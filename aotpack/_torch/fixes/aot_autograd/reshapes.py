@@ -4,8 +4,6 @@ view.
 In a graph ``reshape`` copies unless it is a view for all sizes. In eager it copies only if it
 cannot be a view. The difference matters if the copy or its source is written to later, or if both
 are visible outside.
-
-Tried on: torch 2.13.0, 2.9.0.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ tensor where a graph loses how results are related.
 After ``d.set_(b)`` eager returns two tensors with one storage, and a graph returns one tensor
 twice. After ``y.resize_()`` to fewer elements, views taken before are still views of ``y`` in
 eager. In a graph ``y`` itself is a view of the old tensor.
-
-Tried on: torch 2.13.0.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 After such a write, functionalization computes the whole tensor by the gradient of ``unfold``
 (``unfold_inverse`` in ``FunctionalInverses.cpp``). That gradient is zero outside of windows, so the
 elements between windows were lost, also under ``torch.compile``.
-
-Tried on: torch 2.13.0, 2.9.0.
 """
 
 from __future__ import annotations

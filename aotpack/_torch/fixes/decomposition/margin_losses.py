@@ -1,7 +1,4 @@
-"""Rules for margin losses, with the values, sizes and gradients of eager's kernels.
-
-Tried on: torch 2.13.0.
-"""
+"""Rules for margin losses, with the values, sizes and gradients of eager's kernels."""
 
 from __future__ import annotations
 

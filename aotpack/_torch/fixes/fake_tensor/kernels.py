@@ -1,6 +1,6 @@
 """Fake kernels for operators that torch has none for, or whose sizes need guards.
 
-Without them torch cannot trace these operators. Tried on: torch 2.13.0, 2.9.0.
+Without them torch cannot trace these operators.
 """
 
 from __future__ import annotations

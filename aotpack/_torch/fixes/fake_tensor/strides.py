@@ -5,8 +5,6 @@ have other strides.
 arguments, fake kernels of torch 2.13 return other strides than the real kernels. Examples are
 padding of channels-last images, and gradients of losses. Some of Inductor's decompositions have the
 same fault. ``scripts/fake-kernels`` compares them all.
-
-Tried on: torch 2.13.0, 2.9.0.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Arguments of two element types show the difference: statistics of a norm, whose input is half
 precision and whose weight is not, and losses of targets of another type.
-
-Tried on: torch 2.13.0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Adds guards if a model's comparison depends on whether a dynamic size is 0.
 
 Torch assumes that symbols of sizes are positive, and answers such comparisons without a guard.
-
-Tried on: torch 2.13.0, 2.9.0.
 """
 
 from __future__ import annotations
