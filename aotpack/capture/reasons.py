@@ -23,10 +23,12 @@ _SHAPE = "the size of a result depends on the values of a tensor"
 # torch's own message for this is about graph breaks only, so it is left out.
 _STRIDED = "the model writes to a view of an as_strided view; write by an index, or to a clone that you copy back"
 _ENLARGED = "the model enlarges a tensor in place (resize_), which this torch cannot trace; create a new tensor"
+_RESIZED = "the model resizes a tensor in place (resize_) to sizes that vary, which torch cannot trace; create a new tensor"
 _OUT = "a tensor passed as out= has other sizes, strides or another type than the result"
 _KINDS = (
     (_OUT, r"OutSizeError|with out= (list of )?tensor variant|non-contiguous `out=`"),
     (_ENLARGED, r"Attempted to (resize a view tensor to a larger size|set the storage .* on different device \"meta\")"),
+    (_RESIZED, r"isIntList\(\) INTERNAL ASSERT FAILED"),
     (_STRIDED, r"mutation on a view chain of length \d+, where view \d+ was an as_strided"),
     (BRANCH, r"Data-dependent branching|data-dependent expression (Eq|Ne)\(u\d+, 1\)|aten\.(equal|is_nonzero|allclose)\b"),
     (NUMBER, r"data-dependent|local_scalar_dense|`Tensor\.item`"),
@@ -55,7 +57,7 @@ class Reason:
     @property
     def problem(self) -> Problem:
         """The reason as one problem of an error."""
-        alone = self.ours in (_STRIDED, _ENLARGED)  # torch's message describes neither
+        alone = self.ours in (_STRIDED, _ENLARGED, _RESIZED)  # torch's message describes none of them
         text = f"{self.ours}: {self.torch}" if self.ours and not alone else self.ours or self.torch
         return Problem(", ".join(self.names), text + (f" [at {self.where}]" if self.where and self.where not in text else ""))
 

@@ -127,6 +127,7 @@ REFUSED: dict[str, str] = {
         if _SINCE_2_15
         else {}
     ),
+    "input mutation: resize_as_, sizes that vary": r"to sizes that vary.*metadata\.py:\d+: x\.resize_as_\(y\)",
     "input mutation: metadata and data, as_strided_, built at an offset": "has a storage offset",
     "input mutation: an intermediate turned, written through a view of before": r"created before the sizes of its base.*\.py:\d+",
     "input mutation: metadata only, as_strided_, viewed before": r"mutation.py.*created before as_strided_ changed",

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 from devtools.harness import Case, case, g, laid_out, module_case, t
 
@@ -127,6 +128,7 @@ CASES: list[Case] = [
         for name, change in CHANGES.items()
     ),
     case("input mutation: resize_as_", resized_as, t(2, 3), t(4)),
+    case("input mutation: resize_as_, sizes that vary", resized_as, t(2, 3), t(4), dynamic_shapes=({}, {0: Dim.DYNAMIC})),
     case("input mutation: resize_as_, strides of the other", resized_as_with_its_format, t(3, 5), CHANNELS_LAST),
     case("input mutation: resize_ in channels-last", resized_in_a_format, t(3, 5)),
     *(
