@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -22,7 +21,6 @@ from aotpack_loader.format.labels import Labels
 
 from .. import capture, partition, signature
 from .._torch.aot_autograd import Decompositions
-from .._torch.api.process_copy import beside
 from .._torch.fake_run import SetsRequiresGradError
 from ..capture import containers
 from ..capture.autocast import under_autocast
@@ -40,11 +38,9 @@ from ..model.subclasses import check_memory_is_separate
 from ..partition.rng import drawn_anew
 from . import double_backward
 from .asked import check_dynamic, check_turned_on, labelled
+from .gradients_only import ask_without_gradients
 from .options import MethodPlan, Options, RandomMode
 from .progress import Run
-
-_WORTH_A_COPY: Final = 200
-"""Operators of a graph. Running fewer on fake tensors takes less time than copying the process."""
 
 
 @dataclass(frozen=True)
@@ -263,21 +259,6 @@ def _with_second(context: BuildContext, first: TracedMethod) -> list[TracedMetho
     return [replace(first, second=schema.Second(plan.name, draws, needed)), built]
 
 
-def _is_for_gradients_only(context: BuildContext, plan: MethodPlan, captured: capture.Captured) -> Callable[[], bool]:
-    """Find out whether calls without gradients need other graphs, and no other method is for them.
-
-    A large graph goes on being built meanwhile.
-    """
-    if not plan.grad or plan not in context.options.plans:
-        return lambda: False
-    others = {(other.training, other.grad, other.autocast) for other in context.options.plans}
-    if (plan.training, False, plan.autocast) in others:
-        return lambda: False
-    example = context.module, context.args, context.kwargs
-    find_out = partial(capture.depends_on_gradients, *example, captured.branches, training=plan.training)
-    return beside(find_out) if len(captured.joint.graph_module.graph.nodes) > _WORTH_A_COPY else find_out
-
-
 def _writes(convention: signature.Convention) -> Writes:
     """Return which arguments a method writes to or changes."""
     written = [(convention.method.primals[mutation.primal], mutation) for mutation in convention.method.mutations]
@@ -321,7 +302,7 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
             follow_example=options.branches == "example",
             regional=options.regional,
         )
-    gradients_only = _is_for_gradients_only(context, plan, captured)
+    gradients_only = ask_without_gradients((context.module, context.args, context.kwargs), plan, options.plans, captured)
     run.note(f"captured {plan.name!r} with the {captured.front_end} front end")
     if captured.regions:
         run.note(f"{plan.name!r}: {captured.regions} repeated layers are regions, each compiled once")

@@ -196,6 +196,17 @@ FIXES = (
         ),
     ),
     _fix(
+        id="inductor-write-into-complex",
+        severity="wrong-values",
+        summary="A write to a part of a complex tensor comes after reads of the tensor, as in the gradient of a complex `qr`.",
+        searched="2026-11-26",
+        apply="fixes.inductor.writes:copy_complex",
+        patches=(
+            "torch._inductor.fx_passes.reinplace.scatter_always_uses_mutation",
+            "torch._inductor.fx_passes.reinplace.inplaceable_ops",
+        ),
+    ),
+    _fix(
         id="inductor-write-into-expanded",
         severity="wrong-values",
         summary="Writes into an expanded tensor, or into overlapping windows, change elements that share memory.",

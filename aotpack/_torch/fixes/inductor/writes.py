@@ -48,6 +48,34 @@ def copy_expanded() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def copy_complex() -> Iterator[None]:
+    """Write to a part of a complex tensor in a copy, by ATen's ``*_scatter``.
+
+    Inductor compiles no operators of complex tensors. It calls a kernel for a view, and does not know that a write
+    to the kernel's result changes the viewed tensor. Whatever reads that tensor may therefore come before the write.
+    """
+    name = "inductor-write-into-complex"
+    mutates = reinplace.scatter_always_uses_mutation
+    scatter = reinplace.inplaceable_ops[reinplace._generalized_scatter]
+
+    def is_complex(node: torch.fx.Node) -> bool:
+        return bool(node.meta["val"].is_complex())
+
+    def mutating(node: torch.fx.Node) -> bool:
+        if is_complex(node):
+            reached(name)
+            return False
+        return mutates(node)
+
+    real = replace(scatter, extra_check=lambda node: not is_complex(node) and scatter.extra_check(node))
+    with (
+        patched(name, reinplace, "scatter_always_uses_mutation", mutating),
+        with_items(name, reinplace, "inplaceable_ops", {reinplace._generalized_scatter: real}),
+    ):
+        yield
+
+
 def _reads_target(node: torch.fx.Node, target: torch.fx.Node) -> bool:
     """Whether the values written to a part of a tensor are another part of it."""
     if node.target is not reinplace._generalized_scatter:
