@@ -30,6 +30,7 @@ NOT_SHOWN = {
 """Fixes whose case passes without them from that release of torch on, and why a build still applies them."""
 
 NOT_SHOWN_BEFORE = {
+    "aot-scan-returns-a-result-twice": "2.11",
     "decomposition-fractional-pool-gradient": "2.11",
     "fake-layouts-of-varying-sizes": "2.11",
 }

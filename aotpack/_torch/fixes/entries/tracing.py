@@ -138,7 +138,6 @@ FIXES = (
             "torch._higher_order_ops.scan.create_bw_fn",
             "torch._higher_order_ops.scan.ScanAutogradOp.apply",
         ),
-        since="2.11",
     ),
     _aot(
         id="aot-gradients-of-overlapping-results",
