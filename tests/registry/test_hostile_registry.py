@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import json
 import resource
@@ -17,6 +18,7 @@ from aotpack_loader.errors import AotpackError, RegistryAuthError, RegistryConne
 from aotpack_loader.format import media_types
 from aotpack_loader.format.schema import Descriptor
 from aotpack_loader.registry.client import Repository
+from aotpack_loader.registry.deadlines import SlowAnswerError, Watch, _Watched
 from aotpack_loader.registry.download import download
 from aotpack_loader.registry.pull import by_name, pull
 from aotpack_loader.registry.reference import Reference
@@ -267,3 +269,21 @@ def test_a_type_with_control_characters_is_shown_without() -> None:
     evil = answer("200 OK", b"{}", "Content-Type: \x1b[31mevil")
     with Raw({**NO_HEAD, "GET": evil}) as server, pytest.raises(RegistryContentError, match=r"is a  \[31mevil, not an aotpack"):
         pulled(server)
+
+
+class Late:
+    """A connection whose answer comes after its time."""
+
+    def __init__(self) -> None:
+        self.answer = io.BytesIO()
+
+    def getresponse(self) -> io.BytesIO:
+        time.sleep(0.6)
+        return self.answer
+
+
+def test_an_answer_that_comes_late_is_closed() -> None:
+    connection = type("WatchedLate", (_Watched, Late), {"watch": Watch(), "patience": 0.0})()
+    with pytest.raises(SlowAnswerError):
+        connection.getresponse()
+    assert connection.answer.closed

@@ -119,8 +119,14 @@ class _Watched:
         return made
 
     def getresponse(self) -> Any:
-        with self.watch.limit(self, self.patience):
-            response = super().getresponse()  # type: ignore[misc]
+        response: Any = None
+        try:
+            with self.watch.limit(self, self.patience):
+                response = super().getresponse()  # type: ignore[misc]
+        except SlowAnswerError:
+            if response is not None:  # it came late, and nobody else knows it
+                response.close()
+            raise
         response.wire = self.wire
         return response
 
