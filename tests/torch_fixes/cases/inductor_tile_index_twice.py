@@ -1,7 +1,10 @@
 # target: cpu
 # method: train
+# threads: 8 8
 # crashes: memory beyond a tensor is written
 import torch
+
+# More than four threads: fewer add plainly (``aotpack/_torch/scatters.py``), which has no second index.
 
 
 def f(x, w, v):
