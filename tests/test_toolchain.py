@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,9 @@ def test_an_interface_is_compiled_once_for_each_set_of_options(tmp_path: Path) -
 @pytest.mark.parametrize(("line", "needs"), [("aotpack_refuse(a, b);", True), ("AotpackEvent aotpack_event_0;", False)])
 def test_the_header_of_checks_is_only_where_a_check_is(line: str, needs: bool) -> None:
     assert ("cpp_prefix.h" in with_checks(line)) is needs
+
+
+def test_what_warns_about_a_missing_gpu_is_imported_before_copies_are_made() -> None:
+    """A CUDA build of torch warns where there is none. Each copy of the process would do so."""
+    code = "import sys, aotpack._torch.lowering; assert 'torch.utils.cpp_extension' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 import torch._inductor.config as inductor_config
+import torch.utils.cpp_extension  # before this process is copied: each copy would import it, and repeat its warning
 from torch._inductor import codecache, cpp_builder
 from torch._inductor.codegen import cpp_wrapper_cpu
 from torch.fx import Node
