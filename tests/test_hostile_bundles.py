@@ -15,9 +15,9 @@ import torch
 import zstandard
 from conftest import FreshProcess
 from support.archive import Documents, digest_of, pack, write_tiny
+from support.releases import TORCH
 
 import aotpack
-from aotpack._torch.fixes.register import minor
 from aotpack_loader.archive import compression
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.weights import read_header
@@ -271,7 +271,7 @@ def test_the_checks_of_untrusted_bundles_cost_trusted_ones_nothing(name: str) ->
     assert called("all") & checks == set()
 
 
-REMOVED = {"aten.cholesky.default"} if minor(str(torch.__version__)) >= (2, 14) else set()
+REMOVED = {"aten.cholesky.default"} if TORCH >= (2, 14) else set()
 """Listed operators that this release of torch has no more. Bundles that call them are refused there."""
 LISTED = [name for name in allowed.OPERATORS if name not in REMOVED]
 

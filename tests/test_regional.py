@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 from click.testing import CliRunner
+from support.releases import TORCH
 from torch import Tensor, nn
 
 import aotpack
-from aotpack._torch.fixes.register import minor
 from aotpack.capture.regions import repeated_layers
 from aotpack.cli import main
 from aotpack.pipeline.advice import before_tracing
@@ -108,7 +108,7 @@ def test_layers_with_other_submodules_are_other_regions(tmp_path: Path) -> None:
     kinds = [nn.Tanh, nn.Tanh, nn.Sigmoid, nn.ReLU, nn.Tanh, nn.ReLU]
     report = built(Deep([Layer(kind) for kind in kinds]), tmp_path / "m.aotpack")
     assert not report.warnings
-    assert regions(tmp_path / "m.aotpack") == ((2, 2) if minor(str(torch.__version__)) >= (2, 13) else (3, 4))
+    assert regions(tmp_path / "m.aotpack") == ((2, 2) if TORCH >= (2, 13) else (3, 4))
 
 
 def test_layers_that_torch_takes_for_no_regions(tmp_path: Path) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+from support.releases import TORCH
 
-from aotpack._torch.fixes.register import minor
 from devtools.harness import Case
 
 from .cases import (
@@ -60,8 +59,7 @@ _PYTHON_STATE = {
 
 _SPARSE = r'creates sparse tensors.*cases/outputs.py", line \d+.*: aten\._to_sparse.* makes a tensor of layout'
 
-_TORCH = minor(str(torch.__version__))
-_SINCE_2_15 = _TORCH >= (2, 15)
+_SINCE_2_15 = TORCH >= (2, 15)
 """From 2.15 on, torch's own tracing refuses ``resize_`` to a larger size."""
 
 REFUSED: dict[str, str] = {
@@ -175,7 +173,7 @@ REFUSED: dict[str, str] = {
     "shapes: unbacked, an operator that branches on it": "Could not guard on data-dependent expression",
     "shapes: as_strided with an offset, built with an offset input": r"shapes.py.*as_strided with an offset from the start",
     "shapes: as_strided with an offset, of a buffer inside its storage": r"shapes.py.*as_strided with an offset from the start",
-    **({} if _TORCH >= (2, 14) else {"shapes: a size as an exponent": "NYI SymInt equality"}),  # the backward of pow
+    **({} if TORCH >= (2, 14) else {"shapes: a size as an exponent": "NYI SymInt equality"}),  # the backward of pow
     **{f"autograd: asks for allclose, {end}": "aten.allclose" for end in ("dynamo", "export", "trace")},
     "shapes: a float argument that varies": r"n: a build fixes this float",
     "shapes: an integer argument that varies, and is fixed by the model": r"n: dynamic in dynamic_shapes, but the model fixes it",

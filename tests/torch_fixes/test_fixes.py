@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.releases import TORCH
 
 import aotpack
 from aotpack._torch.dynamo import has_front_end
@@ -79,7 +80,7 @@ def test_with_all_fixes_a_case_is_eagers(fix: Fix, tmp_path: Path) -> None:
 @pytest.mark.parametrize("fix", parameters(NEEDED))
 def test_with_a_fix_left_out_its_case_fails(fix: Fix, tmp_path: Path) -> None:
     first, end = minor(NOT_SHOWN_BEFORE.get(fix.id, "0.0")), minor(NOT_SHOWN.get(fix.id, "99.0"))
-    if not first <= minor(str(torch.__version__)) < end:
+    if not first <= TORCH < end:
         pytest.skip("this torch passes the case without the fix")
     case = case_of(fix)
     if case.crashes:

@@ -14,18 +14,19 @@ from types import ModuleType
 import pytest
 import torch
 from conftest import FreshProcess
+from support.releases import TORCH
 
 import aotpack
 from aotpack._torch import aot_autograd
 from aotpack._torch.fixes import gate, sources
 from aotpack._torch.fixes.applying import fixes_of
 from aotpack._torch.fixes.entries import FIXES, HOOKS
-from aotpack._torch.fixes.register import INDUCTOR, INDUCTOR_SUPPORTED, SUPPORTED, minor, name_of
+from aotpack._torch.fixes.register import INDUCTOR, INDUCTOR_SUPPORTED, SUPPORTED, name_of
 from aotpack.report.describe import producer_text
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import BuildError, UnsupportedTorchError
 
-HERE = name_of(minor(str(torch.__version__)))
+HERE = name_of(TORCH)
 
 
 @pytest.fixture(autouse=True)

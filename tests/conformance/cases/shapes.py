@@ -6,15 +6,15 @@ import math
 from typing import Any
 
 import torch
+from support.releases import TORCH
 from torch import Tensor, nn
 from torch.export import Dim
 
-from aotpack._torch.fixes.register import minor
 from devtools.harness import INFER, TRAIN, Call, Case, case, const, g, inputs, ints, module_case, n, t
 
 from .mutation import at_an_offset
 
-_ZERO_HEADS = r"x: expected .*=1\.\." if minor(str(torch.__version__)) >= (2, 14) else ""
+_ZERO_HEADS = r"x: expected .*=1\.\." if TORCH >= (2, 14) else ""
 """From 2.14 on, attention without heads calls the kernel that divides by their number."""
 
 BATCH = Dim("batch", min=2, max=64)

@@ -29,22 +29,14 @@ def copy_expanded() -> Iterator[None]:
     elements at the same address. Or it is overwritten before it is read
     (``x.as_strided_scatter(x[:5], (5,), (1,), 1)``).
     """
+    name = "inductor-write-into-expanded"
 
-    def with_overlap_check(operation: reinplace.InplaceableOp) -> Callable[[torch.fx.Node], bool]:
-        def check(node: torch.fx.Node) -> bool:
-            target: Any = node.args[0]
-            return operation.extra_check(node) and not (_may_overlap_itself(target.meta["val"]) or _reads_target(node, target))
+    def is_copied(node: torch.fx.Node) -> bool:
+        target: Any = node.args[0]
+        return _may_overlap_itself(target.meta["val"]) or _reads_target(node, target)
 
-        return counted("inductor-write-into-expanded", check)
-
-    known = reinplace.inplaceable_ops
-    writes: list[Callable[..., Any]] = [
-        torch.ops.aten.index_put.default,
-        torch.ops.aten._unsafe_index_put.default,
-        reinplace._generalized_scatter,
-    ]
-    checked = {write: replace(known[write], extra_check=with_overlap_check(known[write])) for write in writes}
-    with with_items("inductor-write-into-expanded", reinplace, "inplaceable_ops", checked):
+    writes = (torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.default, reinplace._generalized_scatter)
+    with _in_place_unless(counted(name, is_copied), name, *writes):
         yield
 
 
@@ -57,7 +49,6 @@ def copy_complex() -> Iterator[None]:
     """
     name = "inductor-write-into-complex"
     mutates = reinplace.scatter_always_uses_mutation
-    scatter = reinplace.inplaceable_ops[reinplace._generalized_scatter]
 
     def is_complex(node: torch.fx.Node) -> bool:
         return bool(node.meta["val"].is_complex())
@@ -68,12 +59,23 @@ def copy_complex() -> Iterator[None]:
             return False
         return mutates(node)
 
-    real = replace(scatter, extra_check=lambda node: not is_complex(node) and scatter.extra_check(node))
     with (
         patched(name, reinplace, "scatter_always_uses_mutation", mutating),
-        with_items(name, reinplace, "inplaceable_ops", {reinplace._generalized_scatter: real}),
+        _in_place_unless(is_complex, name, reinplace._generalized_scatter),
     ):
         yield
+
+
+def _in_place_unless(
+    is_copied: Callable[[torch.fx.Node], bool], identifier: str, *writes: Callable[..., Any]
+) -> contextlib.AbstractContextManager[None]:
+    """Let some operators write in place only if ``is_copied`` is false."""
+
+    def checked(write: Callable[..., Any]) -> reinplace.InplaceableOp:
+        known = reinplace.inplaceable_ops[write]
+        return replace(known, extra_check=lambda node: not is_copied(node) and known.extra_check(node))
+
+    return with_items(identifier, reinplace, "inplaceable_ops", {write: checked(write) for write in writes})
 
 
 def _reads_target(node: torch.fx.Node, target: torch.fx.Node) -> bool:
