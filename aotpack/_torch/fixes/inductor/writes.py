@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from ...api.nodes import without_views
 from ...api.patching import attribute_set, patched, replaced, with_items
 from ..aot_autograd.overlaps import overlaps_itself
-from ..applying import counted, reached
+from ..applying import reached
 
 
 @contextlib.contextmanager
@@ -29,14 +29,14 @@ def copy_expanded() -> Iterator[None]:
     elements at the same address. Or it is overwritten before it is read
     (``x.as_strided_scatter(x[:5], (5,), (1,), 1)``).
     """
-    name = "inductor-write-into-expanded"
 
     def is_copied(node: torch.fx.Node) -> bool:
+        reached("inductor-write-into-expanded")
         target: Any = node.args[0]
         return _may_overlap_itself(target.meta["val"]) or _reads_target(node, target)
 
     writes = (torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.default, reinplace._generalized_scatter)
-    with _in_place_unless(counted(name, is_copied), name, *writes):
+    with with_items("inductor-write-into-expanded", reinplace, "inplaceable_ops", _in_place_unless(is_copied, *writes)):
         yield
 
 
@@ -61,21 +61,20 @@ def copy_complex() -> Iterator[None]:
 
     with (
         patched(name, reinplace, "scatter_always_uses_mutation", mutating),
-        _in_place_unless(is_complex, name, reinplace._generalized_scatter),
+        with_items(name, reinplace, "inplaceable_ops", _in_place_unless(is_complex, reinplace._generalized_scatter)),
     ):
         yield
 
 
 def _in_place_unless(
-    is_copied: Callable[[torch.fx.Node], bool], identifier: str, *writes: Callable[..., Any]
-) -> contextlib.AbstractContextManager[None]:
-    """Let some operators write in place only if ``is_copied`` is false."""
+    is_copied: Callable[[torch.fx.Node], bool], *writes: Callable[..., Any]
+) -> dict[Callable[..., Any], reinplace.InplaceableOp]:
+    """Entries of operators that write in place only if ``is_copied`` is false."""
 
-    def checked(write: Callable[..., Any]) -> reinplace.InplaceableOp:
-        known = reinplace.inplaceable_ops[write]
+    def entry(known: reinplace.InplaceableOp) -> reinplace.InplaceableOp:
         return replace(known, extra_check=lambda node: not is_copied(node) and known.extra_check(node))
 
-    return with_items(identifier, reinplace, "inplaceable_ops", {write: checked(write) for write in writes})
+    return {write: entry(reinplace.inplaceable_ops[write]) for write in writes}
 
 
 def _reads_target(node: torch.fx.Node, target: torch.fx.Node) -> bool:
