@@ -153,6 +153,53 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+class Checked(nn.Module):
+    """Operators whose values Inductor's decompositions do not check."""
+
+    def forward(
+        self, x: Tensor, at: Tensor, to: Tensor, by: Tensor, p: Tensor, counts: Tensor, deviation: Tensor
+    ) -> tuple[Tensor, ...]:
+        picked = x.index_select(1, at)
+        added = x.index_add(0, to, picked[:, 0].expand(5, 4).T.sin(), alpha=2)
+        copied = x.index_copy(0, by, x.cos())
+        drawn = torch.bernoulli(p.round())
+        repeated = x.repeat_interleave(counts, 0, output_size=8)
+        return picked, added, copied, F.binary_cross_entropy(p, drawn), repeated, torch.normal(0.0, deviation) * 0
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_values_that_only_eagers_kernels_check_are_refused(target: str, tmp_path: Path) -> None:
+    """The values of pytorch#197554: negative indices of rows, probabilities, sums of repeats, and deviations."""
+    x, ids, p = torch.randn(4, 5, requires_grad=True), torch.arange(4), torch.rand(4, requires_grad=True)
+    given = [x, ids, ids, ids, p, torch.full((4,), 2), torch.ones(4)]
+    aotpack.build(Checked(), tuple(given), out=tmp_path / "m", targets=(target,), methods=("train",))
+    bundle, eager = load(tmp_path / "m"), Checked()
+    wrong = [
+        (1, -1, "index_select"),
+        (2, -4, "index_add"),
+        (3, -1, "index_copy"),
+        (4, 1.25, "between 0 and 1|p_in <= 1"),
+        (4, torch.nan, "between 0 and 1|p_in <= 1"),
+        (5, 3, "repeat_interleave"),
+        (6, -1.0, "std >= 0"),
+    ]
+    for argument, value, message in wrong:
+        bad = [*given]
+        bad[argument] = given[argument].detach().clone().requires_grad_(given[argument].requires_grad)
+        with torch.no_grad():
+            bad[argument][2] = value
+        with pytest.raises((IndexError, RuntimeError)) as eagers:
+            eager(*bad)
+        with pytest.raises(type(eagers.value), match=message) as caught:
+            bundle(*bad)
+        assert isinstance(caught.value, OperatorError)
+        assert re.search(r"\n  test_refusals.py:\d+: \w+", str(caught.value)), caught.value
+    results, expected = bundle(*given), eager(*given)
+    torch.testing.assert_close(results, expected)
+    found, wanted = (torch.autograd.grad(sum(y.sum() for y in made), (x, p)) for made in (results, expected))
+    torch.testing.assert_close(found, wanted)
+
+
 FLOATS, IDS = torch.randn(4, 5), torch.tensor([0, 1, 2])
 OPERATORS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], Tensor]] = {
     "index": (lambda x, i: x[i], (FLOATS,), IDS),

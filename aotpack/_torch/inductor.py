@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch._inductor.config as inductor_config
@@ -11,6 +12,7 @@ from torch._inductor.decomposition import select_decomp_table
 
 from .aot_autograd import Decompositions
 from .api.random_operators import RANDOM
+from .rows import KEPT
 
 
 def inductor_decompositions(*, exact_random: bool) -> Decompositions:
@@ -23,6 +25,9 @@ def inductor_decompositions(*, exact_random: bool) -> Decompositions:
 
     Decompositions into operators that exist only after Inductor is imported are also left out: a
     stored graph must run without Inductor. Inductor applies these decompositions when it compiles.
+
+    Eager checks values that Inductor's decompositions do not check. They are left out, or get an
+    assertion.
     """
     own = {f"{name}{suffix}" for name in ("max_pool2d_with_indices", "max_pool3d_with_indices") for suffix in ("", "_backward")}
     with inductor_config.patch(fallback_random=exact_random):
@@ -30,9 +35,38 @@ def inductor_decompositions(*, exact_random: bool) -> Decompositions:
     kept = {
         op: rule
         for op, rule in table.items()
-        if op.__name__.partition(".")[0] not in own and not (exact_random and _draws_other_numbers(op))
+        if op.__name__.partition(".")[0] not in own and op not in KEPT and not (exact_random and _draws_other_numbers(op))
     }
+    kept |= {op: _asserting(_ASSERTED[op], rule) for op, rule in kept.items() if op in _ASSERTED}
     return kept if exact_random else {**kept, torch.ops.aten.native_dropout.default: _dropout_by_vectors}
+
+
+class _Check(NamedTuple):
+    """What must hold for each element of an argument."""
+
+    position: int
+    holds: Callable[[torch.Tensor], torch.Tensor]
+    message: str
+
+
+_PROBABILITY = _Check(0, lambda p: (p >= 0) & (p <= 1), "all elements of input should be between 0 and 1")
+_DEVIATION = _Check(1, lambda deviation: deviation >= 0, "normal expects all elements of std >= 0.0")
+_ASSERTED = {
+    torch.ops.aten.binary_cross_entropy.default: _PROBABILITY,
+    torch.ops.aten.bernoulli.default: _PROBABILITY,
+    torch.ops.aten.normal.Tensor_Tensor: _DEVIATION,
+    torch.ops.aten.normal.float_Tensor: _DEVIATION,
+}
+
+
+def _asserting(check: _Check, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition that also asserts what eager's kernel checks."""
+
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        torch.ops.aten._assert_async.msg(check.holds(args[check.position]).all(), check.message)
+        return rule(*args, **kwargs)
+
+    return decomposed
 
 
 def _dropout_by_vectors(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -36,6 +36,7 @@ from .layouts import (
     nodes_for_channels_last,
     output_layouts,
 )
+from .rows import as_indexing, refuse_negative_rows
 from .scatters import plain_additions
 from .second_trace import without_second_trace
 from .small_loops import one_thread_for_small_loops
@@ -214,6 +215,7 @@ class _Lowering:
             apply_fixes("inductor", module=module, saved=self.graph.free),
             plain_additions(),
             one_thread_for_small_loops(),
+            refuse_negative_rows(),
             hooked("inductor-graph-lowering", compile_fx, "GraphLowering", Watched),
             kernel_events(self.graph.key, module),
             without_second_trace(self.graph.relaid),
@@ -229,6 +231,7 @@ class _Lowering:
     def _compile_inner(self, module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         """Compile the graph that Inductor made of ours; its free outputs are no results."""
         fix_graph("inductor", module)
+        as_indexing(module)
         result = output_node(module)
         result.meta["user_visible_output_idxs"] = [i for i in result.meta["user_visible_output_idxs"] if i not in self.free]
         return compile_fx.compile_fx_inner(module, *args, **{**kwargs, "is_inference": not self.graph.training})

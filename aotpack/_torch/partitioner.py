@@ -17,6 +17,7 @@ from .aot_autograd import Joint
 from .api.graph_modules import lazy_graph_modules
 from .fixes.applying import apply_fixes, fix_graph
 from .memory_budget import within_budget
+from .rows import recompute_rows
 
 Split = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
 """A partitioner: takes the joint graph, its inputs or null, and ``num_fwd_outputs``; returns
@@ -39,7 +40,7 @@ def partition(
     """
     static = list(range(joint.tokens + len(joint.primal_descriptors)))
     fixes = apply_fixes("partitioner", joint=joint.graph_module)
-    with within_budget(memory_budget), fixes, joint.fake_mode, lazy_graph_modules():
+    with within_budget(memory_budget), fixes, recompute_rows(), joint.fake_mode, lazy_graph_modules():
         split: Split = default_partition if partitioner == "default" else min_cut_rematerialization_partition
         prepare(joint.graph_module, split)
         fix_graph("partitioner", joint.graph_module)

@@ -14,7 +14,8 @@ from .convert import source_line
 
 _BY_VALUE = re.compile(
     r"\b_?(unsafe_)?(masked_|functional_)?(index|embedding|gather|scatter|take|put|nll_loss|assert|bincount|repeat_interleave"
-    r"|multinomial|masked_scatter|local_scalar|sym_constrain|cholesky|linalg|inverse|lu_|histc|ctc_loss|grid_sampler)"
+    r"|multinomial|masked_scatter|local_scalar|sym_constrain|cholesky|linalg|inverse|lu_|histc|ctc_loss|grid_sampler"
+    r"|binary_cross_entropy|bernoulli|normal|poisson|max_unpool|segment_reduce|multi_?(label_)?margin_loss)"
 )
 _DIVIDES = re.compile(r"\b(div|floor_divide|remainder|fmod)\b")
 _LINE = re.compile(r'File "([^"]+)", line (\d+), in [^:]*: ?(.*)')

@@ -18,6 +18,7 @@ _LISTED_CALL = re.compile(r"\baoti_torch_proxy_executor_call_function\(\s*\w+,\s
 """A call through the dispatcher: the position in the list of operators that the code calls."""
 _NUMBERED = re.compile(r"_\d+$")
 _DIVIDES = re.compile(r"\.(_*div|floor_divide|remainder|fmod|mod|divmod)\w*\.?")
+_OUT_OF_RANGE = re.compile(r"\bindex\b.* out of (bounds|range)")
 _BRANCH = "the branch goes another way than"
 """Part of the message of a branch assertion. :mod:`..runtime.branches` makes the error for it."""
 _HINT = "Types and sizes of the arguments are as the bundle expects them: look at their values."
@@ -52,13 +53,14 @@ def of_compiled_code(error: Exception, program: schema.Program, key: str, listed
     if found:
         nodes = [node.partition("=") for node in found[1].split(",") if node]
         called = list(dict.fromkeys(lines[name] for name, _, _ in nodes if name in lines))
-        kind = IndexError if " is out of bounds" in found[2] else RuntimeError
+        kind = IndexError if _OUT_OF_RANGE.search(found[2]) else RuntimeError
         return _error(kind, list(dict.fromkeys(name for _, _, name in nodes)), called, found[2], key)
     if "ZeroDivisionError" in text:
         return _error(RuntimeError, ["an integer division"], _dividing(lines), "ZeroDivisionError: the divisor is 0", key)
     if "API call failed at" in text and (name := _operator(text, listed)):
-        message = text.partition("API call failed at")[2].partition("\n")[2].strip().splitlines()
-        return _error(RuntimeError, [name], _calling(name, lines), message[0] if message else "it failed", key)
+        message = text.partition("API call failed at")[2].partition("\n")[2].strip().partition("\n")[0] or "it failed"
+        kind = IndexError if _OUT_OF_RANGE.search(message) else RuntimeError
+        return _error(kind, [name], _calling(name, lines), message, key)
     return _error(RuntimeError, ["compiled code"], [], _reason(text), key)
 
 

@@ -52,6 +52,13 @@ HOOKS = (
         ),
     ),
     Hook(
+        id="partitioner-rows",
+        component="partitioner",
+        summary="Computes `index_select` again in a backward, as torch does with its decomposition.",
+        module="rows",
+        patches=("torch._functorch.partitioners.get_default_op_list",),
+    ),
+    Hook(
         id="dynamo-state",
         component="dynamo",
         summary="Collects the Python values that a model changes, and where the identity of tensors decides.",
@@ -229,6 +236,13 @@ HOOKS = (
         summary="Copies a graph that AOTAutograd has traced, where AOTInductor would trace it again.",
         module="second_trace",
         patches=("torch._inductor.compile_fx.aot_export_module",),
+    ),
+    Hook(
+        id="inductor-rows",
+        component="inductor",
+        summary="Refuses negative indices of `index_select`, `index_add` and `index_copy`, which eager refuses, too.",
+        module="rows",
+        patches=("torch._inductor.lowering.index_output_size_and_inner_fn",),
     ),
     Hook(
         id="inductor-events",

@@ -23,6 +23,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ...api.patching import attribute_set, patched, replaced
+from ...rows import ROWS, operator_of
 
 _ID = "inductor-checks-end-the-process"
 MARK = "[aotpack check]"
@@ -31,7 +32,7 @@ and the reason.
 """
 
 _BY_VALUE = re.compile(r"index|embedding|gather|scatter|take|put|select|repeat_interleave|bucketize|nll_loss|pool|grid_sampl")
-_AS_GIVEN = ("aten.embedding.", "aten.gather.")
+_AS_GIVEN = ("aten.embedding.", "aten.gather.", *map(str, ROWS))
 """Operators that take no negative index, so that the checked index is the one that was given."""
 _THROWS = re.compile(r"\baotpack_\w+\(|\bthrow\b|_CHECK\(|\b(floor_divide|remainder|mod)\w*\(")
 
@@ -345,8 +346,8 @@ def _nodes(looking: re.Pattern[str]) -> tuple[str, str]:
     current = getattr(virtualized.V.kernel, "current_node", None)
     origins = sorted(getattr(getattr(current, "node", None), "origins", ()), key=str)
     found = [node for node in origins if looking.search(str(node.target))] or origins
-    exact = bool(found) and all(str(node.target).startswith(_AS_GIVEN) for node in found)
-    return _literal(",".join(f"{node.name}={node.target}" for node in found)), str(exact).lower()
+    exact = bool(found) and all(str(operator_of(node)).startswith(_AS_GIVEN) for node in found)
+    return _literal(",".join(f"{node.name}={operator_of(node)}" for node in found)), str(exact).lower()
 
 
 def _literal(text: str) -> str:

@@ -1,0 +1,95 @@
+"""Operators on rows, which take no negative index: ``index_select``, ``index_add``, ``index_copy``.
+
+Inductor decomposes them into indexing, which counts negative indices from the end. A bundle's graphs
+keep them. Only the graph that Inductor compiles has indexing instead, and its code refuses negative
+indices. That costs less than to count them from the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._functorch import partitioners
+from torch._inductor import lowering, virtualized
+from torch.fx import Graph, GraphModule, Node
+
+from .api.patching import hooked
+
+_aten = torch.ops.aten
+_MARK = "aotpack_rows"
+ROWS = (_aten.index_select.default, _aten.index_add.default, _aten.index_copy.default)
+KEPT = (*ROWS, _aten.repeat_interleave.Tensor)
+"""Operators that check values which Inductor's decompositions of them do not check."""
+
+
+def operator_of(node: Node) -> Any:
+    """The operator that a node calls, or that it stands for."""
+    return node.meta.get(_MARK, node.target)
+
+
+def as_indexing(module: GraphModule) -> None:
+    """Replace the operators by indexing that takes no negative index."""
+    for part in module.modules():
+        if isinstance(part, GraphModule):
+            found = [node for operator in ROWS for node in part.graph.find_nodes(op="call_function", target=operator)]
+            for node in filter(_can_be_indexing, found):
+                _index(part.graph, node)
+            if found:
+                part.recompile()
+
+
+@contextlib.contextmanager
+def refuse_negative_rows() -> Iterator[None]:
+    """Lower marked indexing without counting negative indices from the end."""
+    sized: Callable[..., Any] = lowering.index_output_size_and_inner_fn
+
+    def without_wrap(*args: Any, **kwargs: Any) -> Any:
+        node = virtualized.V.graph.current_node
+        return sized(*args, **kwargs | ({"wrap_neg": False} if _MARK in node.meta else {}))
+
+    with hooked("inductor-rows", lowering, "index_output_size_and_inner_fn", without_wrap):
+        yield
+
+
+@contextlib.contextmanager
+def recompute_rows() -> Iterator[None]:
+    """Let the partitioner compute ``index_select`` again in the backward, as it does with indexing."""
+    listed = partitioners.get_default_op_list
+
+    def with_rows() -> partitioners.OpTypes:
+        known = listed()
+        for operators in (known.fusible_ops, known.recomputable_ops):
+            operators.add(_aten.index_select)
+        return known
+
+    with hooked("partitioner-rows", partitioners, "get_default_op_list", with_rows):
+        yield
+
+
+def _can_be_indexing(node: Node) -> bool:
+    """Whether Inductor has indexing for these tensors; otherwise it calls the operator's kernel.
+
+    The kernel adds ``bfloat16`` with fewer roundings than Inductor would.
+    """
+    value, index = node.args[0].meta["val"], node.args[2].meta["val"]  # type: ignore[union-attr]
+    exact = node.target is not _aten.index_add.default or value.dtype != torch.bfloat16
+    return bool(exact and value.ndim and index.ndim)
+
+
+def _index(graph: Graph, node: Node) -> None:
+    x, dim, index, *source = node.args
+    indices = [None] * (dim % x.meta["val"].ndim) + [index]  # type: ignore[union-attr]
+    alpha = node.kwargs.get("alpha", 1)
+    if alpha != 1:
+        with graph.inserting_before(node):
+            scaled = graph.call_function(_aten.mul.Tensor, (source[0], alpha))
+        scaled.meta |= node.meta | {"val": source[0].meta["val"] * alpha}  # type: ignore[union-attr]
+        source = [scaled]
+    node.meta[_MARK] = node.target
+    adds = node.target is _aten.index_add.default
+    node.target = _aten.index_put.default if source else _aten.index.Tensor
+    node.args = (x, indices, *source, *([True] if adds else []))
+    node.kwargs = {}
