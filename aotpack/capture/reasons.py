@@ -21,7 +21,7 @@ NUMBER = "Python computes with a number read from a tensor (item(), tolist(), in
 _NUMPY = "the model turns a tensor into a NumPy array, and tensors have no values while a model is traced"
 _SHAPE = "the size of a result depends on the values of a tensor"
 # torch's own message for this is about graph breaks only, so it is left out.
-_STRIDED = "the model writes to a view of an as_strided view; write by an index, or to a clone that you copy back"
+_STRIDED = "the model writes to as_strided of a view; take as_strided of the whole tensor, with an offset, or write by an index"
 _ENLARGED = "the model enlarges a tensor in place (resize_), which this torch cannot trace; create a new tensor"
 _RESIZED = "the model resizes a tensor in place (resize_) to sizes that vary, which torch cannot trace; create a new tensor"
 _OUT = "a tensor passed as out= has other sizes, strides or another type than the result"

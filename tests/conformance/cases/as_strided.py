@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.export import Dim
 
-from devtools.harness import Case, Spec, case, g, t
+from aotpack.capture.front_ends import FRONT_ENDS
+from devtools.harness import Call, Case, Spec, case, g, module_case, t
 
 
 def read_strided(*results: Tensor) -> list[Tensor]:
@@ -125,6 +126,62 @@ def argument_written_in_place(x: Tensor, y: Tensor) -> Tensor:
     return x * 2
 
 
+def view_of_a_view_written(x: Tensor) -> Any:
+    y = x * 1
+    view = y[1:].as_strided((2, 2), (2, 1), 2)
+    view.mul_(2)
+    view[1].add_(x[0])
+    return y, view, view.t(), y.sin()
+
+
+def view_beyond_a_view_written(x: Tensor) -> Tensor:
+    y = x * 1
+    y[:2].as_strided((2,), (2,)).mul_(2)
+    return y
+
+
+def view_beyond_a_view_read(x: Tensor) -> Tensor:
+    """Eager's gradient lacks what belongs to the element outside of the view."""
+    return (x * 1)[:2].as_strided((2,), (2,)) * 3
+
+
+def argument_written_through_a_view_of_a_view(x: Tensor, y: Tensor) -> Any:
+    x.view(2, 4)[1].as_strided((2,), (2,)).mul_(y)
+    return x * y[0], x[2:].as_strided((2,), (1,), 1)
+
+
+def slice_written_before_and_after(x: Tensor) -> Any:
+    y = (x * 1)[::2]
+    y.add_(1)
+    view = y.as_strided((3,), (2,))
+    y.mul_(x[::2])
+    return view * 2, y
+
+
+def in_a_loop_of_views(x: Tensor) -> Tensor:
+    y = x * 1
+    for i in range(2):
+        row = y.view(2, 4)[i]
+        row.as_strided((2,), (3,)).sub_(row[:2].clone())
+    return y
+
+
+def one_of_several_views_written(x: Tensor) -> Tensor:
+    y = x * 1
+    y.view(2, 4).unbind()[1].as_strided((2,), (3,)).mul_(2)
+    return y
+
+
+class WritesItsBuffer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.arange(8.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept[2:].as_strided((3,), (2,)).add_(x.detach().sum())
+        return self.kept * x
+
+
 def layout(*order: int, sizes: tuple[int, ...]) -> Spec:
     """A trained tensor with its dimensions in memory in this order."""
 
@@ -173,4 +230,17 @@ CASES += [
     case("as_strided: a few elements of a result", few_elements, g(4, 4)),
     case("as_strided: elements with gaps", elements_with_gaps, g(4, 4)),
     case("as_strided: elements of a turned result", turned_elements, g(4, 4)),
+    *(
+        case(f"as_strided: a view of a view is written, {end}", view_of_a_view_written, g(8), front_ends=(end,))
+        for end in FRONT_ENDS
+    ),
+    case("as_strided: a view of a view is written, cpu", view_of_a_view_written, g(8), methods=("train",), targets=("cpu",)),
+    case("as_strided: a view beyond a view is written", view_beyond_a_view_written, t(8)),
+    case("as_strided: a view beyond a view is written, with a gradient", view_beyond_a_view_written, g(8)),
+    case("as_strided: a view beyond a view is read, with a gradient", view_beyond_a_view_read, g(8)),
+    case("as_strided: an argument is written through a view of a view", argument_written_through_a_view_of_a_view, t(8), t(2)),
+    case("as_strided: a slice of a result is written before and after", slice_written_before_and_after, g(8)),
+    case("as_strided: views of rows are written in a loop", in_a_loop_of_views, g(8)),
+    case("as_strided: one of several views is written (eager raises)", one_of_several_views_written, g(8)),
+    module_case("as_strided: a buffer is written through a view of a view", WritesItsBuffer, g(8), calls=(Call(1), Call(2))),
 ]

@@ -28,7 +28,7 @@ from ...api.counting import reached
 from ...api.fake_tensors import hint_of, is_wrapper_subclass
 from ...api.writes import written
 
-_AS_STRIDED = (torch.as_strided, torch.Tensor.as_strided, torch.ops.aten.as_strided, torch.ops.aten.as_strided.default)
+AS_STRIDED = (torch.as_strided, torch.Tensor.as_strided, torch.ops.aten.as_strided, torch.ops.aten.as_strided.default)
 _PARAMETERS = ("tensor", "size", "stride", "offset")
 _NAMES = {"input": "tensor", "self": "tensor", "storage_offset": "offset"}
 
@@ -45,15 +45,19 @@ class SymbolicOverlapMode(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if function in _AS_STRIDED and torch.is_grad_enabled():
-            arguments = dict(zip(_PARAMETERS, args, strict=False)) | {
-                _NAMES.get(name, name): value for name, value in kwargs.items()
-            }
-            view = in_windows(**arguments) if _would_fix(**arguments) else None
+        if function in AS_STRIDED and torch.is_grad_enabled():
+            arguments = strided_arguments(args, kwargs)
+            view = in_windows(*arguments) if _would_fix(*arguments) else None
             if view is not None:
                 reached("aot-sizes-of-overlapping-strides")
                 return view
         return function(*args, **kwargs)
+
+
+def strided_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, Any, Any, Any]:
+    """The tensor, size, stride and offset of a call of ``as_strided``."""
+    given = dict(zip(_PARAMETERS, args, strict=False)) | {_NAMES.get(name, name): value for name, value in kwargs.items()}
+    return given["tensor"], given["size"], given["stride"], given.get("offset")
 
 
 class OverlapError(Exception):
@@ -111,13 +115,13 @@ class StridedSliceMode(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if function in _AS_STRIDED or function in _AS_STRIDED_COPIES:
+        if function in AS_STRIDED or function in _AS_STRIDED_COPIES:
             tensor = args[0] if args else kwargs.get("input", kwargs.get("self"))
             if isinstance(tensor, FunctionalTensor):
                 if not has_strides(tensor, torch._from_functional_tensor(tensor.elem).stride()):
                     reached("aot-strided-after-a-write")
                     raise StridedSliceError(function.__name__)
-                if function in _AS_STRIDED and not is_dense(tensor):
+                if function in AS_STRIDED and not is_dense(tensor):
                     self.counted[memory_of(tensor)] = function.__name__
         for tensor in written(function, args, kwargs) if self.counted else ():
             if isinstance(tensor, FunctionalTensor) and memory_of(tensor) in self.counted:
@@ -266,7 +270,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     dims = [(n, step) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if not statically_known_true(n == 1)]
     if any(statically_known_true(step == 0) and statically_known_true(n > 1) for n, step in dims):
         return True
-    if not _fixed(*tensor.shape, *tensor.stride()) or 0 in tensor.shape:
+    if not is_fixed(*tensor.shape, *tensor.stride()) or 0 in tensor.shape:
         return False
     return tensor.numel() > extent(tensor.shape, tensor.stride())  # more elements than addresses
 
@@ -287,7 +291,7 @@ class _Dim(NamedTuple):
 
 
 def _would_fix(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> bool:
-    return tensor.requires_grad and not _fixed(*tensor.shape, *size, *stride)
+    return tensor.requires_grad and not is_fixed(*tensor.shape, *size, *stride)
 
 
 def in_windows(
@@ -308,7 +312,7 @@ def in_windows(
     steps = [dim.stride // unit for dim in windows]
     reaches = [(dim.size - 1) * step for dim, step in zip(windows, steps, strict=True)]
     lengths = [1 + sum(reaches[i:]) for i in range(len(windows))]
-    if not _fixed(*lengths[1:], *steps):
+    if not is_fixed(*lengths[1:], *steps):
         return None  # unfold takes plain integers
     rows = [*outer, _Dim(lengths[0], unit, windows[0].position), *inner]
     view = tensor.as_strided([dim.size for dim in rows], [dim.stride for dim in rows], offset)
@@ -329,7 +333,7 @@ def _descending(dims: Sequence[_Dim]) -> list[_Dim]:
         return statically_known_true(one.stride >= other.stride)
 
     def order(one: _Dim, other: _Dim) -> int:
-        return known(other, one) - known(one, other) or _fixed(one.size) - _fixed(other.size)
+        return known(other, one) - known(one, other) or is_fixed(one.size) - is_fixed(other.size)
 
     found = sorted(dims, key=cmp_to_key(order))
     return found if all(known(*pair) for pair in pairwise(found)) else []
@@ -357,5 +361,5 @@ def _overlapping(dims: Sequence[_Dim]) -> slice | None:
     return group if fits else None
 
 
-def _fixed(*values: int | torch.SymInt) -> bool:
+def is_fixed(*values: int | torch.SymInt) -> bool:
     return all(not isinstance(value, torch.SymInt) or value.node.maybe_as_int() is not None for value in values)

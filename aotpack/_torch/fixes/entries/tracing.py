@@ -189,6 +189,13 @@ FIXES = (
         apply="fixes.aot_autograd.overlaps:StridedSliceMode",
     ),
     _aot(
+        id="aot-strided-views-of-views",
+        severity="refuses",
+        summary="A write to `as_strided` of a view is refused (`y[:2].as_strided((2,), (2,)).mul_(2)`).",
+        searched="2026-11-26",
+        apply="fixes.aot_autograd.strided_views:StridedViewMode",
+    ),
+    _aot(
         id="aot-views-of-before",
         severity="wrong-values",
         summary="A write through a view whose base was transposed in place since has a wrong gradient. It is refused.",
