@@ -55,12 +55,12 @@ def _owner(tensor: torch.Tensor) -> torch.Tensor | None:
     return owner if is_same else None
 
 
-def _is_within(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> bool:
+def _is_within(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | torch.SymInt) -> bool:
     """Whether all elements of a view by strides are known to be elements of ``tensor``."""
     start = tensor.storage_offset()
     if not is_fixed(*tensor.shape, *tensor.stride(), *size, *stride, start, offset):
         return False
-    return _positions(size, stride, offset) <= _positions(tensor.shape, tensor.stride(), int(start))
+    return _positions(size, stride, int(offset)) <= _positions(tensor.shape, tensor.stride(), int(start))
 
 
 def _positions(size: Sequence[int], stride: Sequence[int], offset: int) -> set[int]:
