@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 from msgspec import structs
 
@@ -11,6 +12,7 @@ from aotpack_loader.format import schema
 from aotpack_loader.format.labels import Labels
 
 from .. import signature
+from .._torch.api.fake_tensors import Bounds
 from ..capture.inputs.dynamic_shapes import DynamicShapes
 from ..guards import one
 
@@ -44,43 +46,51 @@ def check_dynamic(
     """
     ranges, labels = {symbol.name: symbol for symbol in symbols}, Labels(symbols)
     problems: list[Problem] = []
-    for number, dims in shapes.dims.items():
-        leaf = leaves[number]
-        for dim, (low, high, automatic, name) in dims.items():
-            if automatic:
-                continue
-            size = leaf.shape[dim] if isinstance(leaf, schema.TensorLeaf) else 0
-            where = f"{leaf.path}.shape[{dim}]"
-            if isinstance(size, int) and second:
-                message = f"torch's second derivative of an operator fixes it at {size}; those of convolutions and batch norms do"
-                raise BuildError(
-                    "Second derivatives do not allow these sizes to vary as dynamic_shapes asks.",
-                    [Problem(name or where, message)],
-                    hint="Build with this size as it is in the example, or without second_derivatives.",
-                )
-            if isinstance(size, int):
-                problems.append(Problem(where, f"dynamic in dynamic_shapes, but the model fixes it at {size}"))
-                continue
-            found = ranges.get(size)
-            if found is None:
-                continue
-            refused = [text for text in constraints for end in (low, high) if end is not None and not one.allows(text, size, end)]
-            if refused:
+    for where, size, bounds in _declared_sizes(shapes, leaves):
+        if isinstance(size, int):
+            if second:
+                raise _fixed_by_second_derivative(bounds.name or where, size)
+            problems.append(Problem(where, f"dynamic in dynamic_shapes, but the model fixes it at {size}"))
+        elif size in ranges:
+            ends = [end for end in (bounds.minimum, bounds.maximum) if end is not None]
+            if refused := [text for text in constraints for end in ends if not one.allows(text, size, end)]:
                 allowed = ", ".join(map(labels.text, refused))
                 problems.append(Problem(where, f"dynamic_shapes allows more than the model: {allowed}"))
-            narrower = low is not None and found.minimum > low
-            if narrower or (found.maximum is not None and high is not None and found.maximum < high):
-                limit = "" if found.maximum is None else found.maximum
-                problems.append(Problem(where, f"dynamic_shapes allows more than the model, {found.minimum}..{limit}"))
-    for number, (low, high, _, _) in shapes.integers.items():
-        found = ranges.get(getattr(leaves[number], "size", ""))
+            problems += _narrower(where, ranges[size], bounds.minimum, bounds.maximum)
+    for number, bounds in shapes.integers.items():
+        path, found = leaves[number].path, ranges.get(getattr(leaves[number], "size", ""))
         if found is None:
-            problems.append(Problem(leaves[number].path, "dynamic in dynamic_shapes, but the model fixes it"))
-        elif (low or 0) < found.minimum or (found.maximum is not None and (high is None or high > found.maximum)):
-            limit = "" if found.maximum is None else found.maximum
-            problems.append(Problem(leaves[number].path, f"dynamic_shapes allows more than the model, {found.minimum}..{limit}"))
+            problems.append(Problem(path, "dynamic in dynamic_shapes, but the model fixes it"))
+        else:
+            problems += _narrower(path, found, bounds.minimum or 0, math.inf if bounds.maximum is None else bounds.maximum)
     if problems:
         raise BuildError("The model does not allow these sizes to vary as dynamic_shapes asks.", problems)
+
+
+def _declared_sizes(shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf]) -> Iterator[tuple[str, schema.Dim, Bounds]]:
+    """Each size of a tensor that must vary, how the user finds it, and the range that the user gave."""
+    for number, dims in shapes.dims.items():
+        leaf = leaves[number]
+        for dim, bounds in dims.items():
+            if not bounds.automatic:
+                yield f"{leaf.path}.shape[{dim}]", leaf.shape[dim] if isinstance(leaf, schema.TensorLeaf) else 0, bounds
+
+
+def _narrower(where: str, found: schema.Symbol, low: int | None, high: float | None) -> Iterator[Problem]:
+    """The problem of a size that varies less than from ``low`` to ``high``; null is an end that the user left open."""
+    starts_later = low is not None and found.minimum > low
+    if starts_later or (found.maximum is not None and high is not None and found.maximum < high):
+        limit = "" if found.maximum is None else found.maximum
+        yield Problem(where, f"dynamic_shapes allows more than the model, {found.minimum}..{limit}")
+
+
+def _fixed_by_second_derivative(where: str, size: int) -> BuildError:
+    message = f"torch's second derivative of an operator fixes it at {size}; those of convolutions and batch norms do"
+    return BuildError(
+        "Second derivatives do not allow these sizes to vary as dynamic_shapes asks.",
+        [Problem(where, message)],
+        hint="Build with this size as it is in the example, or without second_derivatives.",
+    )
 
 
 def labelled(symbols: Sequence[schema.Symbol], shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf]) -> list[schema.Symbol]:

@@ -31,13 +31,13 @@ from ..capture.inputs.dynamic_shapes import DynamicShapes
 from ..capture.inputs.dynamic_shapes import resolve as resolve_shapes
 from ..capture.inputs.examples import named_leaves, refuse_layouts
 from ..capture.inputs.synthetic_bases import Arrangement, Writes, arrange
-from ..capture.result_classes import left_out
 from ..guards import one, strides, zero_one
 from ..model.state import StoredTensors, describe_state, named_state
 from ..model.subclasses import check_memory_is_separate
 from ..partition.rng import drawn_anew
 from . import double_backward
 from .asked import check_dynamic, check_turned_on, labelled
+from .capture_remarks import remark_on
 from .gradients_only import ask_without_gradients
 from .options import MethodPlan, Options, RandomMode
 from .progress import Run
@@ -286,75 +286,84 @@ def _containers(context: BuildContext, plan: MethodPlan) -> Iterator[Containers]
 
 def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangement) -> TracedMethod:
     """Capture, partition and assemble one method, with its inputs as arranged."""
-    run, shapes, options = context.run, context.shapes, context.options
-    arranged = shapes.shifted(len(arrangement.bases)) if arrangement.prefix else shapes
-    with run.stage("capture", plan.name), _containers(context, plan) as used:
-        captured = capture.capture(
-            arrangement.model,
-            arrangement.args,
-            arrangement.kwargs,
-            arranged,
-            training=plan.training,
-            grad=plan.grad,
-            decompositions=context.decompositions,
-            exact_random=options.exact_random,
-            front_ends=options.front_ends,
-            follow_example=options.branches == "example",
-            regional=options.regional,
-        )
+    options = context.options
+    with context.run.stage("capture", plan.name), _containers(context, plan) as used:
+        captured = _captured(context, plan, arrangement)
     gradients_only = ask_without_gradients((context.module, context.args, context.kwargs), plan, options.plans, captured)
-    run.note(f"captured {plan.name!r} with the {captured.front_end} front end")
-    if captured.regions:
-        run.note(f"{plan.name!r}: {captured.regions} repeated layers are regions, each compiled once")
-    if captured.regions_refused:
-        run.warn(f"layers are not compiled once: {captured.regions_refused}", once=captured.regions_refused)
-    for problem in captured.rejected:
-        ends = f"the {problem.where} front end{'s' * (',' in problem.where)} refused"
-        run.warn(f"{ends} {plan.name!r}: {problem.message}", once=f"{ends}: {problem.message}")
-    for line in dict.fromkeys(branch.where for branch in captured.branches):
-        run.warn(f"{plan.name!r} has only the branch that the example inputs take; a call that takes another fails: {line}")
-    for lacking in left_out(captured.returned.spec):
-        run.warn(f"results: {lacking}", once=lacking)
-    for line in captured.lost_checkpoints:
-        run.warn(f"{plan.name!r}: the {captured.front_end} front end ignored a checkpoint, so all in it is saved: {line}")
-    if captured.joint.side_effects:
-        changed = ", ".join(captured.joint.side_effects)
-        run.warn(f"{plan.name!r}: the model changes Python objects while it runs ({changed}); a bundle keeps tensors only")
-    with run.stage("partition", plan.name):
-        parts = partition.partition(
-            captured.joint,
-            partitioner=options.partitioner,
-            memory_budget=options.memory_budget,
-            exact_random=options.exact_random,
-        )
-        call = signature.UserCall(
-            context.module, context.args, context.kwargs, arrangement, captured.returned, context.stored, used
-        )
-        convention = signature.assemble(captured.joint, parts, call)
+    remark_on(captured, plan.name, context.run)
+    with context.run.stage("partition", plan.name):
+        convention = _assembled(context, arrangement, captured, used)
+    _warn_of_recomputation(context.run, plan, convention)
+    if plan in options.plans:
+        convention = _guarded(context, plan, convention, captured.branches)
+    if convention.backward is not None and not plan.grad:
+        check_turned_on(convention)
+    convention = _with_labels(context, plan, convention)
+    identical = [list(group) for group in arrangement.identical]
+    if alone := gradients_only():
+        context.run.note(f"{plan.name!r} serves no calls without gradients, because the model acts differently there")
+    return TracedMethod(plan, convention, captured.front_end, identical, captured.joint.compares, options.rng, alone)
+
+
+def _captured(context: BuildContext, plan: MethodPlan, arrangement: Arrangement) -> capture.Captured:
+    shapes, options = context.shapes, context.options
+    return capture.capture(
+        arrangement.model,
+        arrangement.args,
+        arrangement.kwargs,
+        shapes.shifted(len(arrangement.bases)) if arrangement.prefix else shapes,
+        training=plan.training,
+        grad=plan.grad,
+        decompositions=context.decompositions,
+        exact_random=options.exact_random,
+        front_ends=options.front_ends,
+        follow_example=options.branches == "example",
+        regional=options.regional,
+    )
+
+
+def _assembled(
+    context: BuildContext, arrangement: Arrangement, captured: capture.Captured, used: Containers
+) -> signature.Convention:
+    """Split the joint graph, and describe how the parts are called."""
+    options = context.options
+    parts = partition.partition(
+        captured.joint,
+        partitioner=options.partitioner,
+        memory_budget=options.memory_budget,
+        exact_random=options.exact_random,
+    )
+    call = signature.UserCall(context.module, context.args, context.kwargs, arrangement, captured.returned, context.stored, used)
+    return signature.assemble(captured.joint, parts, call)
+
+
+def _warn_of_recomputation(run: Run, plan: MethodPlan, convention: signature.Convention) -> None:
     if written := ", ".join(convention.written_in_checkpoints):
         run.warn(
             f"{plan.name!r}: {written}: written inside a checkpoint; eager writes again when it recomputes, a bundle does not"
         )
     for line in drawn_anew(convention.backward):
         run.warn(f"{plan.name!r}: the backward recomputes a branch with other random numbers, as eager does: {line}")
-    if plan in options.plans:
-        with capture.as_traced(context.module, captured.branches, training=plan.training), torch.set_grad_enabled(plan.grad):
-            convention = one.with_ones(context.module, context.args, context.kwargs, shapes, convention)
-        convention = _with_zero_one_guards(context, plan, convention, captured.branches)
-        convention = _with_layouts(context, plan, convention, captured.branches)
-    constraints = convention.method.constraints
-    if convention.backward is not None and not plan.grad:
-        check_turned_on(convention)
-    symbols = labelled(convention.method.symbols, shapes, convention.method.leaves)
-    check_dynamic(shapes, convention.method.leaves, symbols, constraints, second=plan not in options.plans)
-    convention = replace(convention, method=replace(convention.method, symbols=symbols))
-    if constraints:
-        shown = ", ".join(map(Labels(symbols).text, constraints))
-        run.note(f"{plan.name!r} takes only sizes with {shown}")
-    identical = [list(group) for group in arrangement.identical]
-    if alone := gradients_only():
-        run.note(f"{plan.name!r} serves no calls without gradients, because the model acts differently there")
-    return TracedMethod(plan, convention, captured.front_end, identical, captured.joint.compares, options.rng, alone)
+
+
+def _with_labels(context: BuildContext, plan: MethodPlan, convention: signature.Convention) -> signature.Convention:
+    """Return the method with the user's names of its sizes, which must vary as the user asked."""
+    shapes, method = context.shapes, convention.method
+    symbols = labelled(method.symbols, shapes, method.leaves)
+    check_dynamic(shapes, method.leaves, symbols, method.constraints, second=plan not in context.options.plans)
+    if method.constraints:
+        shown = ", ".join(map(Labels(symbols).text, method.constraints))
+        context.run.note(f"{plan.name!r} takes only sizes with {shown}")
+    return replace(convention, method=replace(method, symbols=symbols))
+
+
+def _guarded(
+    context: BuildContext, plan: MethodPlan, convention: signature.Convention, branches: Sequence[Branch]
+) -> signature.Convention:
+    """Return the method with what its graphs need of sizes and strides."""
+    with capture.as_traced(context.module, branches, training=plan.training), torch.set_grad_enabled(plan.grad):
+        convention = one.with_ones(context.module, context.args, context.kwargs, context.shapes, convention)
+    return _with_layouts(context, plan, _with_zero_one_guards(context, plan, convention, branches), branches)
 
 
 def _with_zero_one_guards(

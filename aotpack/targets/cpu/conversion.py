@@ -27,6 +27,9 @@ Layouts = Mapping[int, Sequence[int]]
 strides are omitted.
 """
 
+Source = schema.GivenInput | schema.SizeCarrier
+"""Where an input of compiled code comes from."""
+
 
 @dataclass(frozen=True)
 class ConvertedGraph:
@@ -41,7 +44,7 @@ class ConvertedGraph:
     """
 
     to_lower: GraphToLower
-    inputs: list[schema.GivenInput | schema.SizeCarrier]
+    inputs: list[Source]
     outputs: list[int]
     numbers: list[int]
     fingerprint: str
@@ -59,13 +62,34 @@ def convert_graph(item: GraphToCompile, layouts: Layouts, own: Collection[int]) 
     module = lazy_graph_module(item.module, graph)
     if layouts:
         _views_of_any_layout(graph)
+    examples, inputs = _bind_inputs(graph, layouts)
+    positions, numbers = _return_each_once(graph, item.key)
+    call_generator_operators(graph)
+    graph.lint()
+    module.recompile()
+    free = sorted({*positions} - {position for output, position in enumerate(positions) if output not in item.private})
+    given = {i: source.index for i, source in enumerate(inputs) if isinstance(source, schema.GivenInput)}
+    donatable = set() if item.method is None or not item.saved else donations.private(item.method) & set(own)
+    consumed = [i for i, index in given.items() if index in item.saved]
+    donated = [i for i in consumed if given[i] in donatable]
+    relaid = [i for i, index in given.items() if layouts.get(index)]
+    events = hashlib.sha256(json.dumps([item.key, *origins_in(item.module.graph)]).encode()).hexdigest()
+    fingerprint = json.dumps([item.training, free, consumed, donated, sorted(layouts.items()), events])
+    to_lower = GraphToLower(
+        module, examples, item.key, training=item.training, free=free, consumed=consumed, donated=donated, relaid=relaid
+    )
+    return ConvertedGraph(to_lower, inputs, positions, numbers, fingerprint)
+
+
+def _bind_inputs(graph: torch.fx.Graph, layouts: Layouts) -> tuple[list[Any], list[Source]]:
+    """Give the graph only tensors as inputs: those with derived sizes last. Returns an example of each, and its source."""
     placeholders = graph.find_nodes(op="placeholder")
-    bindings: list[tuple[Node, schema.GivenInput | schema.SizeCarrier]] = []
+    bindings: list[tuple[Node, Source]] = []
     for index, node in enumerate(placeholders):
         value = node.meta["val"]
         if isinstance(value, torch.Tensor):
             if order := layouts.get(index):
-                value = node.meta["val"] = with_stride_order(value, order)
+                node.meta["val"] = with_stride_order(value, order)
             bindings.append((node, schema.GivenInput(index)))
         elif not _read_off_a_tensor(graph, node, placeholders):
             bindings.append((_to_carrier(graph, node), schema.SizeCarrier(index)))
@@ -73,35 +97,25 @@ def convert_graph(item: GraphToCompile, layouts: Layouts, own: Collection[int]) 
     start = next(node for node in graph.nodes if node.op != "placeholder")
     for node, _ in bindings:
         start.prepend(node)
-    examples = [node.meta["val"] for node, _ in bindings]
-    inputs = [source for _, source in bindings]
+    return [node.meta["val"] for node, _ in bindings], [source for _, source in bindings]
+
+
+def _return_each_once(graph: torch.fx.Graph, key: str) -> tuple[list[int], list[int]]:
+    """Return each output once, as a tensor. Returns the position of each, and the positions of numbers."""
     distinct: list[Node] = []
     positions: list[int] = []
-    for value in graph.output_node().args[0]:  # type: ignore[union-attr]
+    output = graph.output_node()
+    for value in output.args[0]:  # type: ignore[union-attr]
         if not isinstance(value, Node) or isinstance(value.meta["val"], (bool, torch.SymBool)):
-            raise BuildError(f"{item.key} returns a bool that depends on data; the cpu target cannot return it.")
+            raise BuildError(f"{key} returns a bool that depends on data; the cpu target cannot return it.")
         if value not in distinct:
             distinct.append(value)
         positions.append(distinct.index(value))
     numbers = [position for position, value in enumerate(distinct) if not isinstance(value.meta["val"], torch.Tensor)]
     for position in numbers:
         distinct[position] = _as_tensor(graph, distinct[position])
-    graph.output_node().args = (tuple(distinct),)
-    call_generator_operators(graph)
-    graph.lint()
-    module.recompile()
-    promised = {position for output, position in enumerate(positions) if output not in item.private}
-    free = [position for position in range(len(distinct)) if position not in promised]
-    donatable = set() if item.method is None or not item.saved else donations.private(item.method) & set(own)
-    consumed = [i for i, source in enumerate(inputs) if isinstance(source, schema.GivenInput) and source.index in item.saved]
-    donated = [i for i in consumed if inputs[i].index in donatable]
-    events = hashlib.sha256(json.dumps([item.key, *origins_in(item.module.graph)]).encode()).hexdigest()
-    fingerprint = json.dumps([item.training, free, consumed, donated, sorted(layouts.items()), events])
-    relaid = [i for i, source in enumerate(inputs) if isinstance(source, schema.GivenInput) and layouts.get(source.index)]
-    to_lower = GraphToLower(
-        module, examples, item.key, training=item.training, free=free, consumed=consumed, donated=donated, relaid=relaid
-    )
-    return ConvertedGraph(to_lower, inputs, positions, numbers, fingerprint)
+    output.args = (tuple(distinct),)
+    return positions, numbers
 
 
 def _views_of_any_layout(graph: torch.fx.Graph) -> None:

@@ -1,0 +1,28 @@
+"""Says what a capture has changed or left out: notes and warnings of a build."""
+
+from __future__ import annotations
+
+from ..capture import Captured
+from ..capture.result_classes import left_out
+from .progress import Run
+
+
+def remark_on(captured: Captured, method: str, run: Run) -> None:
+    """Write the notes and warnings about a captured method."""
+    run.note(f"captured {method!r} with the {captured.front_end} front end")
+    if captured.regions:
+        run.note(f"{method!r}: {captured.regions} repeated layers are regions, each compiled once")
+    if captured.regions_refused:
+        run.warn(f"layers are not compiled once: {captured.regions_refused}", once=captured.regions_refused)
+    for problem in captured.rejected:
+        ends = f"the {problem.where} front end{'s' * (',' in problem.where)} refused"
+        run.warn(f"{ends} {method!r}: {problem.message}", once=f"{ends}: {problem.message}")
+    for line in dict.fromkeys(branch.where for branch in captured.branches):
+        run.warn(f"{method!r} has only the branch that the example inputs take; a call that takes another fails: {line}")
+    for lacking in left_out(captured.returned.spec):
+        run.warn(f"results: {lacking}", once=lacking)
+    for line in captured.lost_checkpoints:
+        run.warn(f"{method!r}: the {captured.front_end} front end ignored a checkpoint, so all in it is saved: {line}")
+    if captured.joint.side_effects:
+        changed = ", ".join(captured.joint.side_effects)
+        run.warn(f"{method!r}: the model changes Python objects while it runs ({changed}); a bundle keeps tensors only")
