@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import aotpack
 from aotpack_loader import load
-from aotpack_loader.errors import AotpackError, OperatorError
+from aotpack_loader.errors import AotpackError, CaptureError, OperatorError
 
 F = nn.functional
 
@@ -241,3 +241,44 @@ def test_an_assertion_of_a_tensor_is_checked(tmp_path: Path) -> None:
     assert torch.equal(bundle(IDS), IDS * 2)
     with pytest.raises(OperatorError, match=r"a number is negative\n.*test_refusals.py:\d+: torch\._assert"):
         bundle(-IDS)
+
+
+SQUARE, HALF = torch.randn(3, 3), torch.randn(3, 3).half()
+UNFIT: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "diagonal_scatter": (torch.diagonal_scatter, (SQUARE, torch.ones(1))),
+    "index_add": (lambda x, i, y: x.index_add(0, i, y), (SQUARE, IDS, torch.ones(3))),
+    "index_add_": (lambda x, i, y: (x * 1).index_add_(0, i, y), (SQUARE, IDS, torch.ones(3, 1))),
+    "linear": (F.linear, (HALF, SQUARE)),
+    "matmul of integers": (lambda x, i: x @ i, (SQUARE, IDS)),
+    "conv1d": (F.conv1d, (HALF, torch.ones(2, 3, 1))),
+    "complex": (torch.complex, (SQUARE, SQUARE.double())),
+    "layer_norm": (lambda x, w: F.layer_norm(x, (3,), w), (SQUARE, torch.ones(1))),
+    "masked_scatter": (lambda x, m: x.masked_scatter(m, x), (SQUARE, SQUARE.to(torch.uint8))),
+    "bucketize": (torch.bucketize, (SQUARE, SQUARE)),
+    "multinomial": (lambda x: torch.multinomial(x, 5), (SQUARE.abs(),)),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_types_and_sizes_that_eager_refuses_are_refused_at_build(name: str, tmp_path: Path) -> None:
+    function, given = UNFIT[name]
+    with pytest.raises(RuntimeError) as eagers:
+        function(*given)
+    with pytest.raises(CaptureError, match="fails on its example inputs") as caught:
+        aotpack.build(function, given, out=tmp_path / "m", targets=("portable",), methods=("infer",))
+    assert str(eagers.value).splitlines()[0] in str(caught.value)
+
+
+def test_types_that_eager_mixes_build(tmp_path: Path) -> None:
+    """Also where autograd converts, and where the strides of an argument are 0."""
+
+    def mixed(x: Tensor, y: Tensor) -> list[Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            product = F.linear(x.bfloat16(), y)
+        added = y.index_add(0, IDS, torch.ones(1, 3).expand(3, 3))
+        (gradient,) = torch.autograd.grad((y * x).sum(), y, create_graph=True)
+        return [product, added, F.layer_norm(x.bfloat16(), (3,), y[0], y[1]), x * y, gradient, torch.where(x > 0, x, y)]
+
+    given = HALF, SQUARE.clone().requires_grad_()
+    aotpack.build(mixed, given, out=tmp_path / "m", targets=("portable",), methods=("train",))
+    torch.testing.assert_close(load(tmp_path / "m")(*given), mixed(*given))

@@ -189,6 +189,13 @@ FIXES = (
         apply="fixes.aot_autograd.overlaps:StridedSliceMode",
     ),
     _aot(
+        id="aot-arguments-of-kernels",
+        severity="wrong-values",
+        summary="Types and sizes that eager refuses are taken, such as half precision with `float32` in `linear`.",
+        upstream="pytorch#197554",
+        apply="fixes.aot_autograd.kernel_arguments:KernelArgumentsMode",
+    ),
+    _aot(
         id="aot-strided-views-of-views",
         severity="refuses",
         summary="A write to `as_strided` of a view is refused (`y[:2].as_strided((2,), (2,)).mul_(2)`).",

@@ -1,0 +1,97 @@
+"""Refuses arguments that eager's kernels refuse, and that a trace takes: other element types or sizes.
+
+Fake kernels and decompositions check less than kernels do. They multiply matrices of two types, and
+expand what ``index_add`` adds. So eager's own function is called with other tensors of the same
+types and sizes where its arguments are unusual. Its error is the error of the trace.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from aotpack_loader.runtime.memory import extent
+
+from ...api.counting import reached
+from ...api.fake_tensors import hint_of
+from .overlaps import is_plain
+
+_OF_ONE_TYPE = re.compile(
+    r"add(bmm|mm|mv|r)|baddbmm|bmm|chain_matmul|conv\d+d|conv_transpose\d+d|convolution|dot|inner|linear|linear_cross_entropy"
+    r"|matmul|mm|mv|tensordot|vdot"
+)
+"""Functions that convert no argument to the type of another."""
+_OF_SIZES = re.compile(
+    r"as_strided_scatter|bucketize|complex|diagonal_scatter|index_(add|copy|fill)|lerp|masked_(scatter|select)|multinomial"
+    r"|polar|select_scatter"
+)
+"""Functions that take more sizes or types in a trace."""
+_NORMS = re.compile(r"(native_)?(batch|group|layer)_norm|instance_norm")
+
+
+class KernelArgumentsMode(TorchFunctionMode):
+    """While active, asks eager's functions whether they take unusual arguments."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        name = getattr(function, "__name__", "").partition(".")[0].strip("_")
+        if _is_unusual(name, tensors) and _computes(function) and all(map(_can_be_made, tensors)):
+            reached("aot-arguments-of-kernels")
+            _call_on_others(function, args, kwargs)
+        return function(*args, **kwargs)
+
+
+def _is_unusual(name: str, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a function may refuse these tensors, or checks more than a trace does."""
+    if not tensors:
+        return False
+    types = {tensor.dtype for tensor in tensors}
+    numbers = {dtype for dtype in types if dtype.is_floating_point or dtype.is_complex}
+    if _OF_SIZES.fullmatch(name) or len(numbers) > 1 or (len(types) > 1 and _OF_ONE_TYPE.fullmatch(name)):
+        return True
+    x, *parameters = tensors
+    fits = all(one.shape in (x.shape[1:2], x.shape[x.ndim - one.ndim :]) for one in parameters)
+    return not fits and _NORMS.fullmatch(name) is not None
+
+
+def _computes(function: Callable[..., Any]) -> bool:
+    """Whether a function only computes with tensors; ``torch.autograd.grad`` and a model's own operator may do more."""
+    module = getattr(function, "__module__", None) or getattr(function, "__objclass__", type(function)).__module__
+    return module in ("torch", "torch.functional", "torch.nn.functional", "torch._ops.aten") or module.startswith("torch._C")
+
+
+def _can_be_made(tensor: torch.Tensor) -> bool:
+    """Whether another tensor of this type and these sizes can be made; sizes that depend on data are not known."""
+    return tensor.device.type == "cpu" and is_plain(tensor) and not free_unbacked_symbols(tensor)
+
+
+def _call_on_others(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Call a function on tensors of the same types, sizes and strides.
+
+    Raises:
+        Exception: what the function raises.
+    """
+
+    def other(tensor: torch.Tensor) -> torch.Tensor:
+        sizes, strides = (tuple(map(hint_of, numbers)) for numbers in (tensor.shape, tensor.stride()))
+        number = 1 if tensor.dtype.is_floating_point else 0  # an index or a mask of zeros is always right
+        return torch.full((max(extent(sizes, strides), 0),), number, dtype=tensor.dtype).as_strided(sizes, strides)
+
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        numbers = tree_map_only(torch.SymInt, hint_of, (args, kwargs))
+        given, named = tree_map_only(torch.Tensor, other, numbers)
+        state = torch.default_generator.get_state()
+        try:
+            function(*given, **named)
+        finally:
+            torch.default_generator.set_state(state)
