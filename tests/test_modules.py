@@ -744,3 +744,36 @@ def test_statistics_that_cannot_be_averaged_stay(tmp_path: Path, model: nn.Modul
         update_bn([POINTS], loaded)
     assert "state_dict" in caught.value.hint
     torch.testing.assert_close(dict(loaded.state_dict()), before)
+
+
+class Counting(nn.Module):
+    """A layer whose result a buffer scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * (1 + self.seen)
+
+
+def test_writes_through_data_and_a_hook_that_assigns_a_buffer_act_as_in_eager(tmp_path: Path) -> None:
+    """A write through ``.data`` after the forward is not noticed: the backward reads the new weight."""
+    eager, x = Counting(), torch.randn(4, 3, requires_grad=True)
+    aotpack.build(eager, (x,), out=tmp_path / "m", targets=("portable",), methods=("train",))
+
+    def used(model: nn.Module) -> list[torch.Tensor]:
+        result = model(x)
+        model.get_parameter("layer.weight").data.mul_(2)
+        found = [result, *torch.autograd.grad(result.sum(), (x, model.get_parameter("layer.weight")))]
+
+        def count(module: nn.Module, args: Any, result: torch.Tensor) -> None:
+            module.seen = module.get_buffer("seen") + 1
+
+        with model.register_forward_hook(count):
+            found += [model(x), model(x)]
+        return [*found, model(x), model.get_buffer("seen")]
+
+    for got, wanted in zip(used(aotpack.load(tmp_path / "m")), used(eager), strict=True):
+        torch.testing.assert_close(got, wanted)

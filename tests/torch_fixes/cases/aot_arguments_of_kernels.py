@@ -1,3 +1,4 @@
+# target: cpu
 # refused: yes
 import torch
 
