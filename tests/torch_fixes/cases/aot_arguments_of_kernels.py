@@ -3,9 +3,9 @@
 import torch
 
 
-def f(x, w):
-    return torch.nn.functional.linear(x, w)
+def f(x, y):
+    return torch.diagonal_scatter(x * 2, y)
 
 
 def args():
-    return torch.ones(2, 3, dtype=torch.float16), torch.ones(4, 3)
+    return torch.ones(3, 3), torch.ones(1)
