@@ -8,6 +8,7 @@ types and sizes where its arguments are unusual. Its error is the error of the t
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,9 +60,17 @@ def _is_unusual(name: str, tensors: Sequence[torch.Tensor]) -> bool:
     numbers = {dtype for dtype in types if dtype.is_floating_point or dtype.is_complex}
     if _OF_SIZES.fullmatch(name) or len(numbers) > 1 or (len(types) > 1 and _OF_ONE_TYPE.fullmatch(name)):
         return True
-    x, *parameters = tensors
-    fits = all(one.shape in (x.shape[1:2], x.shape[x.ndim - one.ndim :]) for one in parameters)
-    return not fits and _NORMS.fullmatch(name) is not None
+    return _NORMS.fullmatch(name) is not None and not _fit(*tensors)
+
+
+def _fit(x: torch.Tensor, *parameters: torch.Tensor) -> bool:
+    """Whether parameters have the sizes of the channels, or of the last dimensions; no guard is added."""
+    sizes = _hints(x.shape)
+    return all(one in (sizes[1:2], sizes[len(sizes) - len(one) :]) for one in (_hints(each.shape) for each in parameters))
+
+
+def _hints(numbers: Sequence[int | torch.SymInt]) -> tuple[int, ...]:
+    return tuple(map(hint_of, numbers))
 
 
 def _computes(function: Callable[..., Any]) -> bool:
@@ -83,11 +92,12 @@ def _call_on_others(function: Callable[..., Any], args: Sequence[Any], kwargs: d
     """
 
     def other(tensor: torch.Tensor) -> torch.Tensor:
-        sizes, strides = (tuple(map(hint_of, numbers)) for numbers in (tensor.shape, tensor.stride()))
+        sizes, strides = _hints(tensor.shape), _hints(tensor.stride())
         number = 1 if tensor.dtype.is_floating_point else 0  # an index or a mask of zeros is always right
         return torch.full((max(extent(sizes, strides), 0),), number, dtype=tensor.dtype).as_strided(sizes, strides)
 
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the model's own call warns
         numbers = tree_map_only(torch.SymInt, hint_of, (args, kwargs))
         given, named = tree_map_only(torch.Tensor, other, numbers)
         state = torch.default_generator.get_state()
