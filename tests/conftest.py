@@ -86,8 +86,8 @@ def compiles_native_code() -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    if item.get_closest_marker("copies") and not copies_are_made():
-        pytest.skip("JAX is imported here, and a build beside it copies no process")
+    if item.get_closest_marker("copies") and (torch.cuda.is_initialized() or not copies_are_made()):
+        pytest.skip("JAX or CUDA is started here, and a build beside it copies no process")
     return (yield from _without_native_code())
 
 

@@ -40,6 +40,7 @@ from .dry_run.eager import explained
 from .final_refusals import final_refusal
 from .front_end_input import FrontEndInput
 from .inputs.dynamic_shapes import DynamicShapes
+from .inputs.examples import BUILD_DEVICES
 from .modes import mode, modes
 from .reasons import BRANCH, NUMBER, Reason, by_use, merged, reason
 from .regions import as_regions, repeated_layers
@@ -144,6 +145,7 @@ def _attempt(source: FrontEndInput, front_end: str, observed: Sequence[Branch]) 
         _check_constants(joint)
         joint = with_tangent_writes(with_parts_of_gradients(with_dense_results(joint)))
         _check_layouts(joint)
+        _check_devices(joint)
     return Captured(joint, source.returned, front_end, lost_checkpoints=lost, branches=tuple(followed))
 
 
@@ -291,15 +293,10 @@ def _check_layouts(joint: aot_autograd.Joint) -> None:
     Raises:
         UnsupportedError: names the lines that make other tensors, in the forward or in a gradient.
     """
-    made = [
-        (node, value)
-        for node in joint.graph_module.graph.nodes
-        for value in pytree.tree_leaves(node.meta.get("val"))
-        if isinstance(value, torch.Tensor) and value.layout != torch.strided
-    ]
     problems: dict[str, str] = {}
-    for node, value in made:
-        problems.setdefault(source_line(node) or node.name, f"{node.target} makes a tensor of layout {value.layout}")
+    for node, value in _values(joint):
+        if value.layout != torch.strided:
+            problems.setdefault(source_line(node) or node.name, f"{node.target} makes a tensor of layout {value.layout}")
     if problems:
         raise UnsupportedError(
             "The model or its gradient creates sparse tensors. "
@@ -307,6 +304,32 @@ def _check_layouts(joint: aot_autograd.Joint) -> None:
             [Problem(where, message) for where, message in problems.items()],
             hint="Use dense ones (to_dense(), Embedding(sparse=False)).",
         )
+
+
+def _check_devices(joint: aot_autograd.Joint) -> None:
+    """Check that a graph computes on one device.
+
+    Raises:
+        UnsupportedError: names the lines that make tensors on other devices.
+    """
+    problems: dict[str, str] = {}
+    for node, value in _values(joint):
+        if value.device.type not in BUILD_DEVICES:
+            problems.setdefault(source_line(node) or node.name, f"makes a tensor on {value.device}")
+    if problems:
+        raise UnsupportedError(
+            "The model uses another device than its arguments. A bundle computes on one device, which its loader chooses.",
+            [Problem(where, message) for where, message in problems.items()],
+            hint="Use the device of an argument (x.device) in place of a fixed one.",
+        )
+
+
+def _values(joint: aot_autograd.Joint) -> Iterator[tuple[torch.fx.Node, torch.Tensor]]:
+    """The tensors that a graph computes, with the nodes that make them."""
+    for node in joint.graph_module.graph.nodes:
+        for value in pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(value, torch.Tensor):
+                yield node, value
 
 
 _FRONT_ENDS = {"dynamo": dynamo.traced, "export": export.traced, "trace": direct.traced}

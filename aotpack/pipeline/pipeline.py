@@ -30,6 +30,7 @@ from .._torch import decompositions
 from .._torch.aot_autograd import Decompositions
 from .._torch.api.argument_records import open_dataclasses
 from .._torch.api.fake_tensors import free_sizes
+from .._torch.api.gpus import without_gpus
 from .._torch.api.recurrent import own_gru, recurrent_layers
 from .._torch.fixes.applying import apply_fixes, fix_table, record_of_fixes
 from .._torch.fixes.fake_tensor.strides import decomposed_like_kernels
@@ -199,6 +200,7 @@ def _traceable(
     with (
         emptied_caches(),
         eased(),
+        without_gpus(),
         open_dataclasses((args, kwargs)),
         warmed as model,
         free_sizes(),
@@ -322,7 +324,7 @@ def compile_bundle(
     prepare(chosen)
     if tune:
         finish.tune(run, chosen)
-    with eased(), Bundle.open(bundle) as opened, free_sizes(), _sizes_fixed(), BlobStore(out) as store:
+    with eased(), without_gpus(), Bundle.open(bundle) as opened, free_sizes(), _sizes_fixed(), BlobStore(out) as store:
         reopen.refuse_present(opened, chosen)
         trusted = decide_trust(opened.digest, trust, opened)
         with run.stage("restore"):

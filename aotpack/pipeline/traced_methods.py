@@ -29,7 +29,7 @@ from ..capture.dry_run.branches import Branch
 from ..capture.inputs.aliasing import has_gaps, replaced, separated, sharing
 from ..capture.inputs.dynamic_shapes import DynamicShapes
 from ..capture.inputs.dynamic_shapes import resolve as resolve_shapes
-from ..capture.inputs.examples import named_leaves, refuse_layouts
+from ..capture.inputs.examples import named_leaves, refuse_devices, refuse_layouts
 from ..capture.inputs.synthetic_bases import Arrangement, Writes, arrange
 from ..guards import one, strides, zero_one
 from ..model.state import StoredTensors, describe_state, named_state
@@ -104,8 +104,10 @@ def start(run: Run, example: Example, options: Options, decompositions: Decompos
     refuse_layouts(tensors)
     module = model if isinstance(model, torch.nn.Module) else capture.FunctionModule(model)
     stored = StoredTensors()
+    with_state = [*tensors, *((name, tensor) for name, _, tensor, _ in named_state(module))]
+    refuse_devices(with_state)
     state = describe_state(module, stored)
-    check_memory_is_separate([*tensors, *((name, tensor) for name, _, tensor, _ in named_state(module))])
+    check_memory_is_separate(with_state)
     shapes = resolve_shapes(model, args, kwargs, example.dynamic_shapes)
     gaps = _gaps(run, tensors, args, kwargs, shapes)
     return BuildContext(

@@ -31,7 +31,7 @@ def warm() -> None:
     glibc then keeps up to 64 MB of free memory (see M_MMAP_THRESHOLD in mallopt(3)). Nothing
     changes if ``MALLOC_TRIM_THRESHOLD_`` or a similar variable is set, or with another malloc.
     """
-    torch.empty(_LARGEST, dtype=torch.uint8)
+    torch.empty(_LARGEST, dtype=torch.uint8, device="cpu")
 
 
 def keep_of_threads() -> None:

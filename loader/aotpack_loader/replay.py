@@ -91,11 +91,11 @@ def _with_rounding_tolerances(
     numbers. The size of the summands determines their error. It becomes visible when every input
     number is rounded differently.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
 
     def change(tensor: torch.Tensor) -> None:
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-            signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
+            signs = torch.randint(0, 2, tensor.shape, generator=generator, device="cpu") * 2 - 1
             step = torch.finfo(tensor.dtype).eps * _NUDGE
             with torch.no_grad():
                 tensor.detach().mul_((1 + signs * step).to(tensor.device))
@@ -175,7 +175,7 @@ def random_inputs(
     Raises:
         SubclassError: some are of a class that is not among ``subclasses``.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     sizes = _sizes(method)
     classes = _classes(program, subclasses)
     leaves: list[Any] = []
@@ -200,8 +200,8 @@ def random_inputs(
 
 def _random(shape: list[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape, generator=generator).to(dtype)
-    return torch.randint(0, 2, shape, generator=generator).to(dtype)
+        return torch.randn(shape, generator=generator, device="cpu").to(dtype)
+    return torch.randint(0, 2, shape, generator=generator, device="cpu").to(dtype)
 
 
 def _method(program: schema.Program) -> schema.Method:

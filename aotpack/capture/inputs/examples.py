@@ -79,6 +79,10 @@ def _hint(kinds: Sequence[type]) -> str:
 _DENSE = (torch.strided, torch.jagged)
 
 
+BUILD_DEVICES = ("cpu", "meta")
+"""Where tensors are while a model is traced."""
+
+
 def refuse_layouts(leaves: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Refuse example tensors that are sparse or quantized.
 
@@ -94,3 +98,20 @@ def refuse_layouts(leaves: Iterable[tuple[str, torch.Tensor]]) -> None:
     ]
     if problems:
         raise UnsupportedError("A bundle takes dense tensors only.", problems, hint="Pass x.to_dense() or x.dequantize().")
+
+
+def refuse_devices(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Refuse tensors of the model or of the example that are on a GPU or the like.
+
+    ``tensors`` are given with their paths.
+
+    Raises:
+        UnsupportedError: names every such tensor.
+    """
+    problems = [Problem(path, f"is on {tensor.device}") for path, tensor in tensors if tensor.device.type not in BUILD_DEVICES]
+    if problems:
+        raise UnsupportedError(
+            "A bundle is built on the CPU, whatever device its targets run on.",
+            problems,
+            hint="Move the model and its example inputs there for the build: model.cpu().",
+        )

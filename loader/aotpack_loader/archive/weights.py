@@ -150,10 +150,10 @@ class WeightMap:
         dtype: torch.dtype = getattr(torch, entry.dtype)
         try:
             if 0 in entry.shape:
-                return torch.empty_strided(tuple(entry.shape), tuple(entry.stride), dtype=dtype)
+                return torch.empty_strided(tuple(entry.shape), tuple(entry.stride), dtype=dtype, device="cpu")
             base = self._bases.get(entry.storage)
             if base is None:
-                base = torch.empty(length, dtype=dtype) if self._blank else torch.frombuffer(data, dtype=dtype)
+                base = torch.empty(length, dtype=dtype, device="cpu") if self._blank else torch.frombuffer(data, dtype=dtype)
                 self._bases[entry.storage] = base
             if base.dtype != dtype:
                 raise _bad(entry.storage, f"it is used both as {base.dtype} and as {dtype}")

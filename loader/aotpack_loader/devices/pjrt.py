@@ -62,7 +62,7 @@ class PjrtExecutable:
         if self._promised is not None:
             self._check(results)
         for i, stride in self._strides.items():
-            results[i] = torch.empty_strided(results[i].shape, stride, dtype=results[i].dtype).copy_(results[i])
+            results[i] = torch.empty_strided(results[i].shape, stride, dtype=results[i].dtype, device="cpu").copy_(results[i])
         return self._outputs(results, passed)
 
     def _check(self, results: list[torch.Tensor]) -> None:
@@ -75,7 +75,7 @@ class PjrtExecutable:
 
 def _seed() -> torch.Tensor:
     """A seed from torch's generator: a new one at every call, and the same after ``torch.manual_seed``."""
-    return torch.empty((), dtype=torch.int64).random_()
+    return torch.empty((), dtype=torch.int64, device="cpu").random_()
 
 
 class PjrtDevice(CpuDevice):

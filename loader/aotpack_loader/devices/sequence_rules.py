@@ -260,7 +260,7 @@ def ctc(given: Arguments) -> None:
     steps, rows, size = probabilities.shape
     require(targets.dtype in (torch.int32, torch.int64) and targets.dim() in (1, 2), "targets are no integers")
     check_range("targets", targets, size)
-    check_range("blank", torch.tensor(int(given["blank"])), size)
+    check_range("blank", torch.tensor(int(given["blank"]), device="cpu"), size)
     inputs, wanted = (_integers(given[name]) for name in ("input_lengths", "target_lengths"))
     require(len(inputs) == rows == len(wanted), "lengths are not one for each row")
     require(all(0 <= item <= steps for item in inputs) and min(wanted) >= 0, "a length is out of range")

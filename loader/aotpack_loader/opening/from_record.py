@@ -200,7 +200,7 @@ def _view(
     bases: dict[str, torch.Tensor], base: str, dtype: str, shape: list[int], stride: list[int], offset: int
 ) -> torch.Tensor:
     if 0 in shape:
-        return torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
+        return torch.empty_strided(shape, stride, dtype=getattr(torch, dtype), device="cpu")
     return bases[base].as_strided(shape, stride, offset).data  # .data makes an independent tensor
 
 

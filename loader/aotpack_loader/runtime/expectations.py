@@ -119,7 +119,7 @@ def digest(tensor: torch.Tensor) -> int:
     data = bytes_of(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous())
     total = 0
     for chunk in data.split(_CHUNK):
-        weights = torch.arange(1, len(chunk) + 1) * 0x9E3779B97F4A7C1  # the products wrap around
+        weights = torch.arange(1, len(chunk) + 1, device=chunk.device) * 0x9E3779B97F4A7C1  # the products wrap around
         total = (total * 31 + int((chunk * (weights ^ (weights >> 29))).sum())) % 2**64
     return total
 

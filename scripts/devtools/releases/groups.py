@@ -106,7 +106,7 @@ GROUPS = (
         "building",
         "builder",
         "Builds: options, sizes, random numbers, recomputation, refusals",
-        _files("build branches capture overlaps process_copy random recompute refusals regional sizes_of_one unchanged"),
+        _files("build branches capture gpus overlaps process_copy random recompute refusals regional sizes_of_one unchanged"),
         code="portable",
     ),
     Group(

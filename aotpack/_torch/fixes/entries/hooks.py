@@ -150,6 +150,13 @@ HOOKS = (
         ),
     ),
     Hook(
+        id="dynamo-without-gpus",
+        component="dynamo",
+        summary="Keeps a build from starting CUDA, as a trace does that saves the state of random numbers.",
+        module="api.gpus",
+        patches=("torch.cuda.is_available",),
+    ),
+    Hook(
         id="dynamo-changes",
         component="dynamo",
         summary="Notes the Python values that a model reads and changes.",
