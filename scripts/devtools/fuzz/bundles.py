@@ -33,7 +33,8 @@ SECONDS = 1.0
 """Of processor time for one mutant."""
 GROWTH = 256 << 10
 """KiB that the process's memory may grow by, for one mutant."""
-_ADDRESSES = 6 << 30
+_ADDRESSES = 4 << 30
+"""Bytes of addresses that the process may take beyond those of torch's libraries, which for CUDA are many."""
 _BATCH = 400
 _TORCHS_OWN = "one of the variables needed for gradient computation has been modified by an inplace operation"
 """What eager raises for a model that writes to a tensor it has saved. A bundle of such a model does the same."""
@@ -137,11 +138,12 @@ def _operators() -> tuple[str, ...]:
 
 def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (_ADDRESSES, _ADDRESSES))
+    most = 1024 * memory("VmSize") + _ADDRESSES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def memory(field: str) -> int:
-    """KiB of this process that are resident (``VmRSS``), or were at most (``VmHWM``)."""
+    """KiB of this process that are resident (``VmRSS``), or were at most (``VmHWM``), or are mapped (``VmSize``)."""
     text = Path("/proc/self/status").read_text()
     return int(text.partition(f"{field}:")[2].split(None, 1)[0])
 
