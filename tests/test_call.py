@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.releases import TORCH
 from torch import nn
 from torch.nn import functional as F
 
@@ -465,6 +466,10 @@ def test_gradients_accumulate(loaded: aotpack.LoadedProgram, eager: Caller) -> N
     assert_same(*({n: p.grad for n, p in m.named_parameters() if p.grad is not None} for m in (loaded, eager)))
 
 
+needs_unpack = pytest.mark.skipif(TORCH < (2, 13), reason="this torch does not tell which saved tensor was changed")
+
+
+@needs_unpack
 def test_a_parameter_changed_between_forward_and_backward_is_noticed(loaded: aotpack.LoadedProgram) -> None:
     args, kwargs = arguments()
     loss = loaded(*args, **kwargs)["loss"]
@@ -497,6 +502,7 @@ class Clipped(nn.Module):
         return hidden, hidden.sin()
 
 
+@needs_unpack
 @pytest.mark.parametrize("modified", ["x", "buffer 'scale'", "result[0]"])
 def test_an_error_names_what_was_modified_before_the_backward(modified: str, load: Load, tmp_path: Path) -> None:
     out, x = tmp_path / "clipped", torch.randn(3, requires_grad=True)

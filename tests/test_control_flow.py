@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import FreshProcess
 from support.archive import tiny_program
+from support.releases import TORCH
 from torch import Tensor, nn
 from torch._higher_order_ops import scan, while_loop
 from torch._higher_order_ops.map import map as map_rows
@@ -234,6 +235,8 @@ class Block(nn.Module):
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if TORCH < (2, 13):
+        pytest.skip("this torch cannot trace the gradients of a while_loop")
     out = tmp_path_factory.mktemp("control") / "everything.aotpack"
     torch.manual_seed(0)
     aotpack.build(Everything(), (torch.randn(3, 4, requires_grad=True),), out=out, targets=("portable",))
@@ -365,6 +368,8 @@ SCALES: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("operator", SCALES)
 def test_control_flow_under_no_grad_has_no_gradients_without_dynamo(tmp_path: Path, operator: str) -> None:
     """torch.export forgets the mode around control flow, so it is not let; plain tracing keeps it."""
+    if operator == "while_loop" and TORCH < (2, 13):
+        pytest.skip("this torch cannot trace the gradients of a while_loop")
     model = Scaled(SCALES[operator])
     out, x = tmp_path / "model.aotpack", torch.randn(4, 3, requires_grad=True)
 
@@ -567,10 +572,15 @@ def test_native_code_of_a_region_is_there_once(tmp_path: Path) -> None:
             torch.testing.assert_close(mine.grad, eagers.grad)
 
 
+NO_COUNTERPART = (
+    r"(?s)test_control_flow\.py.*higher_order\.while_loop_stack_output.*portable|cannot compile for a named instruction set"
+)
+
+
 def test_native_code_without_a_counterpart_is_refused_by_name(tmp_path: Path) -> None:
     def loop(x: Tensor) -> Tensor:
         return while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, x.sin()), (torch.tensor(0), x))[1]
 
-    with pytest.raises(AotpackError, match=r"(?s)test_control_flow\.py.*higher_order\.while_loop_stack_output.*portable"):
+    with pytest.raises(AotpackError, match=NO_COUNTERPART):
         aotpack.build(loop, (torch.randn(3, requires_grad=True),), out=tmp_path / "m", targets=("cpu",), methods=("train",))
     assert not (tmp_path / "m").exists()

@@ -99,7 +99,7 @@ MODELS: dict[str, Callable[[], Given]] = {
 def seen_of(tensor: Tensor) -> tuple[Any, ...]:
     grad = tensor.grad if tensor.is_leaf else None
     values = tuple(tensor.detach().flatten().tolist())
-    about = (id(tensor), tensor._version, tensor.requires_grad, tensor.is_leaf, id(tensor.grad_fn) if tensor.grad_fn else None)
+    about = (id(tensor), tensor._version, tensor.requires_grad, tensor.is_leaf, tensor.grad_fn)
     layout = (tuple(tensor.shape), tensor.stride(), tensor.untyped_storage().data_ptr(), tensor._backward_hooks)
     return *about, *layout, values, None if grad is None else (id(grad), grad._version, tuple(grad.flatten().tolist()))
 

@@ -67,6 +67,10 @@ def constant_while_tracing(function: _F) -> _F:
     return function
 
 
+MODULES_ARE_CONSTANTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+"""Whether a function of :func:`constant_while_tracing` can take a module. Older releases of Dynamo have a constant for none."""
+
+
 def graph_break(reason: str) -> NoReturn:
     """End the caller's graph while Dynamo traces; an error with this reason under ``fullgraph=True``."""
     torch._dynamo.graph_break(msg=reason)  # noqa: TID251 - Dynamo is what calls this

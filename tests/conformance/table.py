@@ -51,7 +51,7 @@ _PYTHON_STATE = {
     "the length of a list": _CALLED_AGAIN,
     "a queue": "read, and changed|called again",
     "a tensor in a list": r"self.*\.memory.*: read, and changed|called again.*a tensor of an earlier call",
-    "a number of the class": "calls: read, and changed|called again",
+    "a number of the class": r"calls: read, and changed|called again|setattr.*python.py:\d+: type\(self\).calls",
     "a global": "COUNTED.*: read, and changed|called again",
     "a variable of a closure": "calls: read, and changed|cell_contents: read, and changed",
 }
@@ -59,6 +59,7 @@ _PYTHON_STATE = {
 
 _SPARSE = r'creates sparse tensors.*cases/outputs.py", line \d+.*: aten\._to_sparse.* makes a tensor of layout'
 
+_BEFORE_2_13 = TORCH < (2, 13)
 _SINCE_2_15 = TORCH >= (2, 15)
 """From 2.15 on, torch's own tracing refuses ``resize_`` to a larger size."""
 
@@ -154,7 +155,7 @@ REFUSED: dict[str, str] = {
     "RNG: torch.initial_seed in the model": "state of the default generator.*at .*random.py:\\d+",
     "RNG: the state got and set in the model": "state of the default generator.*at .*random.py:\\d+",
     "RNG: fork_rng in the model": "state of the default generator.*at .*random.py:\\d+",
-    "RNG: a generator of the model's own": "torch.Generator object",
+    "RNG: a generator of the model's own": r"torch.Generator( object|\(\))",
     "RNG: Python's random": "the same number at every call.*at .*random.py:\\d+",
     "RNG: Python's random, by another name": "random or numpy.random",
     "RNG: NumPy's random": "the same number at every call.*at .*random.py:\\d+",
@@ -164,10 +165,12 @@ REFUSED: dict[str, str] = {
     "custom operators: writes to an argument that is returned": "custom .non-ATen. operator whose output has alias annotations",
     "effects: torch's print operator": "side effects.*print, which is not an operator",
     "outputs: a NumPy array": r"returns a NumPy array, which is no value of a graph; return the tensor",
-    "outputs: quantized inside": r"outputs.py.*quantize_per_tensor.default for the element type torch.qint8",
+    "outputs: quantized inside": r"outputs.py.*quantize_per_tensor.default for the element type torch.qint8|UnsupportedFake",
     "outputs: an object of a class of the user's": r"result\[1\]: is a builtins.set",
     "second derivatives: views of an intermediate": "results: are views of a value that requires a gradient and is not returned",
-    "second derivatives: dynamic batch, convolution": r"Second derivatives do not allow.*batch: torch.s second .* at 5",
+    "second derivatives: dynamic batch, convolution": (
+        r"Second derivatives do not allow.*batch: torch.s second .* at 5|Cannot call numel"
+    ),
     "second derivatives: an input is written to": r"y: is written to by the model",
     "second derivatives: a buffer that is read and overwritten": "scale: is read by the gradients, and written to",
     "autograd: enable_grad inside the model, views of an intermediate": "turns gradients on \\(enable_grad\\) in a method",
@@ -208,6 +211,19 @@ REFUSED: dict[str, str] = {
     "subclasses: two share a part": r"y\.a: shares its memory with x\.a",
 }
 """Case to a pattern of the build's message."""
+if _BEFORE_2_13:
+    REFUSED |= {
+        **{
+            f"control flow: {name}, inference": r"(?s)own error in eager|Higher order ops do not support input mutation"
+            for name in ("cond, a branch writes to its operand", "while_loop, writes to a captured tensor")
+        },
+        **{f"outputs: changed in shape, and views of them{end}": r"aten.equal.*x\.quantile" for end in ("", ", plain")},
+        "outputs: through NumPy": "ndarray",
+        "compiled: scattered by index, portable": r"compiled.py:\d+: rows.as_strided_scatter",
+        "state: modules are moved to where they are, dynamo": "dynamo: NotImplementedError",
+    }
+    _MISSING = ("custom operators: torch's own, registered at its first use", "losses: of two element types, portable")
+    CASES = [case for case in CASES if case.name not in _MISSING]  # this torch cannot run them in eager
 
 
 XFAIL: dict[str, str] = {
@@ -218,5 +234,6 @@ XFAIL: dict[str, str] = {
     # Eager's gradient is of neither value: it divides the product of before by the factors of afterwards. It has another formula
     # where a factor is 0, which it looks for, and which torch traces.
     "input mutation: factors of a product, by .data": "gradients are those of the product of what was written",
+    **({"layouts: pooled, dynamic, portable": "a guard allows too few sizes"} if _BEFORE_2_13 else {}),
 }
 """Case to what is wrong and where."""

@@ -167,7 +167,8 @@ def _seen(case: Case, call: Any, make: Callable[[], tuple[Any, ...]]) -> list[st
             leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
             if case.after is not None:
                 case.after(result)
-        differentiable = [leaf for leaf in leaves if leaf.requires_grad]
+        cut_off = {id(leaf) for leaf in leaves if leaf._base is not None and leaf.grad_fn is None}
+        differentiable = [leaf for leaf in leaves if leaf.requires_grad and id(leaf) not in cut_off]
         if differentiable:
             torch.autograd.backward(
                 differentiable, [torch.linspace(1, 2, leaf.numel()).view(leaf.shape).to(leaf) for leaf in differentiable]

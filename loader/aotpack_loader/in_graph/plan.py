@@ -8,7 +8,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from .._torch_compat import constant_while_tracing, graph_break, is_exported
+from .._torch_compat import MODULES_ARE_CONSTANTS, constant_while_tracing, graph_break, is_exported
 from ..errors import AotpackError
 from ..runtime.call import MethodCall
 from .methods import methods_of
@@ -17,6 +17,8 @@ from .operators import number_of
 
 def call_in_graph(program: Any, args: Any, kwargs: Any) -> Any:
     """What Dynamo traces instead of a call. Values of the plan are constants of the trace."""
+    if not MODULES_ARE_CONSTANTS:
+        graph_break("torch.export cannot trace a loaded bundle; torch.compile has it as one operator from torch 2.13 on")
     if is_exported():
         graph_break("torch.export cannot trace a loaded bundle: its graphs are compiled; export the model itself")
     plan = _plan(program, program.training)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._decomp import decompositions
+from torch._prims_common import suggest_memory_format
 
 from ...api.patching import patched
 
@@ -39,7 +40,8 @@ def interpolate_by_sizes() -> Iterator[None]:
                 raise NotImplementedError("interpolate with scale_factor: eager's gradient does not match its values; pass size=")
             by_sizes = list(factors)
         resized = nearest(x, sizes, by_sizes, exact=exact)
-        return resized.contiguous() if len(sizes) == 1 else resized
+        kept = torch.contiguous_format if len(sizes) == 1 else suggest_memory_format(x)  # torch 2.11 keeps other strides
+        return resized.contiguous(memory_format=kept)
 
     def resize_linear(x: torch.Tensor, sizes: Sequence[int], align_corners: bool, factors: Sequence[float | None]) -> Any:
         return linear(x, sizes, align_corners, factors if align_corners else plain(x, sizes, factors, (1,)))

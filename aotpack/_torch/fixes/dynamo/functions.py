@@ -8,7 +8,7 @@ from typing import Any
 
 from torch._C._functorch import get_interpreter_stack
 from torch._dynamo.variables import TensorVariable, TupleVariable
-from torch._dynamo.variables.misc import AutogradFunctionVariable
+from torch._dynamo.variables.misc import AutogradFunctionContextVariable, AutogradFunctionVariable
 from torch.autograd import forward_ad
 
 from ...api.patching import Replacing, patched
@@ -66,6 +66,22 @@ def refuse_functions_in_transforms() -> Replacing:
         return apply(self, tx, args, kwargs)
 
     return patched("dynamo-functions-in-transforms", AutogradFunctionVariable, "call_apply", applied)
+
+
+def refuse_functions_that_write() -> Replacing:
+    """Refuse a function that marks an argument as dirty; another front end traces the model.
+
+    Dynamo traces the function as if its result were not the argument that it writes to. So the
+    gradient of the function is left out where the argument is used afterwards.
+    """
+    look_up = AutogradFunctionContextVariable.var_getattr
+
+    def looked_up(self: Any, tx: Any, name: str) -> Any:
+        if name == "mark_dirty":
+            raise LostGradientError("calls mark_dirty in an autograd.Function, whose gradient Dynamo leaves out")
+        return look_up(self, tx, name)
+
+    return patched("dynamo-functions-that-write", AutogradFunctionContextVariable, "var_getattr", looked_up)
 
 
 def _is_transformed() -> bool:

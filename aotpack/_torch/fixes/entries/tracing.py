@@ -93,6 +93,16 @@ FIXES = (
         patches=("torch._subclasses.fake_tensor.FakeTensorMode.dispatch",),
     ),
     _fake(
+        id="fake-errors-of-linalg",
+        severity="wrong-values",
+        summary="`torch.linalg.cholesky` and others raise no error where eager does: their check has no result, and is left out.",
+        upstream="pytorch#182965",
+        apply="fixes.fake_tensor.effects:keep_errors_of_linalg",
+        patches=("torch._higher_order_ops.effects._register_effectful_op",),
+        fixed_in="2.13",
+        since="2.11",  # the effects of 2.9 have no handle that takes them back
+    ),
+    _fake(
         id="fake-layouts-of-varying-sizes",
         severity="strides",
         summary="Channels-last images of sizes that vary are taken for contiguous ones, because a size may be 0 or 1.",
@@ -118,6 +128,18 @@ FIXES = (
         apply="fixes.aot_autograd.wrappers:enlarge_wrapper_storages",
         takes=("inputs",),
         patches=("torch.Tensor._make_wrapper_subclass",),
+    ),
+    _aot(
+        id="aot-views-without-gradients",
+        severity="wrong-values",
+        summary="A result that is a view made under `no_grad` counts as one that gradients flow through.",
+        upstream="pytorch#173926",
+        apply="fixes.aot_autograd.views_without_gradients:record_views_without_gradients",
+        patches=(
+            "torch._functorch.aot_autograd.run_functionalized_fw_and_collect_metadata",
+            "torch._functorch.aot_autograd.aot_stage1_graph_capture",
+        ),
+        fixed_in="2.13",
     ),
     _aot(
         id="aot-views-of-several-outputs",
@@ -264,6 +286,15 @@ FIXES = (
         upstream="pytorch#192985",
         apply="fixes.dynamo.functions:refuse_functions_in_transforms",
         patches=("torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply",),
+    ),
+    _dynamo(
+        id="dynamo-functions-that-write",
+        severity="wrong-values",
+        summary="The gradient of an `autograd.Function` that writes to its argument (`mark_dirty`) is left out.",
+        upstream="pytorch#184113",
+        apply="fixes.dynamo.functions:refuse_functions_that_write",
+        patches=("torch._dynamo.variables.misc.AutogradFunctionContextVariable.var_getattr",),
+        fixed_in="2.13",
     ),
     _dynamo(
         id="dynamo-regions-taken-for-others",

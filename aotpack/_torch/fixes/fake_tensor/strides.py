@@ -143,6 +143,7 @@ _KERNELS: dict[str, Strides] = {
     "normal.float_Tensor": _rows,
     "poisson": _rows,
     "pow.Scalar": _rows,
+    "reflection_pad2d": _images(0),
     "reflection_pad2d_backward": _images(1),
     "reflection_pad3d": _images(0),
     "reflection_pad3d_backward": _images(1),
@@ -174,6 +175,7 @@ _DECOMPOSED = (
     "put",
     "stack",
     "upsample_nearest1d",
+    "upsample_nearest3d",
     "view_copy",
 )
 """Further operators of which only decompositions have wrong strides."""
