@@ -134,9 +134,18 @@ def _cell(result: Result, group: Group) -> str:
 
 def _failures(results: Sequence[Result]) -> list[str]:
     found = [
-        f"- {_name(result)}: `{test}`" for result in results for group in result["groups"].values() for test in group["failures"]
+        f"- {_name(result)}: `{test}`{_reason(group, test)}"
+        for result in results
+        for group in result["groups"].values()
+        for test in group["failures"]
     ]
     return ["## Tests that failed", "", *found, ""] if found else []
+
+
+def _reason(group: Mapping[str, Any], test: str) -> str:
+    """Why a test failed, where somebody has found out and written it to the results."""
+    reason = group.get("reasons", {}).get(test)
+    return f" ({reason})" if reason else ""
 
 
 def _fixed(results: Sequence[Result]) -> list[str]:
