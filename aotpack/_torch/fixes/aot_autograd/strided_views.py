@@ -7,6 +7,7 @@ one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 
+from aotpack_loader.runtime.memory import extent
+
 from ...api.counting import reached
-from .overlaps import AS_STRIDED, has_strides, is_fixed, strided_arguments
+from .overlaps import AS_STRIDED, has_strides, is_dense, is_fixed, strided_arguments
 
 _creation: Callable[[torch.Tensor], Any] = torch._C._autograd._get_creation_meta
 _Creation = torch._C._autograd.CreationMeta
@@ -56,16 +59,29 @@ def _owner(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _is_within(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | torch.SymInt) -> bool:
-    """Whether all elements of a view by strides are known to be elements of ``tensor``."""
+    """Whether all elements of a view by strides are known to be elements of ``tensor``.
+
+    False for a large view of a tensor with gaps, whose positions are too many to compare.
+    """
     start = tensor.storage_offset()
     if not is_fixed(*tensor.shape, *tensor.stride(), *size, *stride, start, offset):
         return False
-    return _positions(size, stride, int(offset)) <= _positions(tensor.shape, tensor.stride(), int(start))
+    end, last = start + extent(tensor.shape, tensor.stride()), offset + extent(size, stride)
+    if offset < start or last > end:
+        return False
+    if is_dense(tensor):
+        return True
+    known = _positions(tensor.shape, tensor.stride(), int(start)) if tensor.numel() <= _MOST else frozenset()
+    return math.prod(size) <= _MOST and _positions(size, stride, int(offset)) <= known
 
 
-def _positions(size: Sequence[int], stride: Sequence[int], offset: int) -> set[int]:
+_MOST = 1 << 16
+"""How many positions in memory are compared."""
+
+
+def _positions(size: Sequence[int], stride: Sequence[int], offset: int) -> frozenset[int]:
     """The positions of all elements in memory. Tensors would be traced."""
     found = {int(offset)}
     for count, step in zip(size, stride, strict=True):
         found = {position + int(step) * i for position in found for i in range(int(count))}
-    return found
+    return frozenset(found)
