@@ -6,6 +6,7 @@ from support.releases import TORCH
 
 from devtools.harness import Case
 
+from . import older
 from .cases import (
     as_strided,
     assignments,
@@ -59,7 +60,6 @@ _PYTHON_STATE = {
 
 _SPARSE = r'creates sparse tensors.*cases/outputs.py", line \d+.*: aten\._to_sparse.* makes a tensor of layout'
 
-_BEFORE_2_13 = TORCH < (2, 13)
 _SINCE_2_15 = TORCH >= (2, 15)
 """From 2.15 on, torch's own tracing refuses ``resize_`` to a larger size."""
 
@@ -211,21 +211,6 @@ REFUSED: dict[str, str] = {
     "subclasses: two share a part": r"y\.a: shares its memory with x\.a",
 }
 """Case to a pattern of the build's message."""
-if _BEFORE_2_13:
-    REFUSED |= {
-        **{
-            f"control flow: {name}, inference": r"(?s)own error in eager|Higher order ops do not support input mutation"
-            for name in ("cond, a branch writes to its operand", "while_loop, writes to a captured tensor")
-        },
-        **{f"outputs: changed in shape, and views of them{end}": r"aten.equal.*x\.quantile" for end in ("", ", plain")},
-        "outputs: through NumPy": "ndarray",
-        "compiled: scattered by index, portable": r"compiled.py:\d+: rows.as_strided_scatter",
-        "state: modules are moved to where they are, dynamo": "dynamo: NotImplementedError",
-    }
-    _MISSING = ("custom operators: torch's own, registered at its first use", "losses: of two element types, portable")
-    CASES = [case for case in CASES if case.name not in _MISSING]  # this torch cannot run them in eager
-
-
 XFAIL: dict[str, str] = {
     # Said at build, by a warning.
     "recompute: BatchNorm inside": "eager updates the statistics again as it recomputes, a bundle once a step (as torch.compile)",
@@ -234,6 +219,10 @@ XFAIL: dict[str, str] = {
     # Eager's gradient is of neither value: it divides the product of before by the factors of afterwards. It has another formula
     # where a factor is 0, which it looks for, and which torch traces.
     "input mutation: factors of a product, by .data": "gradients are those of the product of what was written",
-    **({"layouts: pooled, dynamic, portable": "a guard allows too few sizes"} if _BEFORE_2_13 else {}),
 }
 """Case to what is wrong and where."""
+
+CASES = [case for case in CASES if older.runs(case)]
+_NAMES = {case.name for case in CASES}
+REFUSED = {name: text for name, text in (REFUSED | older.REFUSED).items() if name in _NAMES}
+XFAIL = {name: text for name, text in (XFAIL | older.XFAIL).items() if name in _NAMES}

@@ -30,10 +30,9 @@ _OF_ONE_TYPE = re.compile(
 )
 """Functions that convert no argument to the type of another."""
 _OF_SIZES = re.compile(
-    r"as_strided_scatter|bucketize|complex|diagonal_scatter|index_(add|copy|fill)|lerp|masked_(scatter|select)|multinomial"
-    r"|polar|select_scatter"
+    r"bucketize|complex|diagonal_scatter|index_(add|copy|fill)|lerp|masked_(scatter|select)|multinomial|polar|select_scatter"
 )
-"""Functions that take more sizes or types in a trace."""
+"""Functions that take more sizes or types in a trace. ``as_strided_scatter`` reads beyond its tensor, so it is left out."""
 _NORMS = re.compile(r"(native_)?(batch|group|layer)_norm|instance_norm")
 
 

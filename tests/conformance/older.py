@@ -1,0 +1,60 @@
+"""What the rows of the table do with older releases of torch: 2.9, and 2.11."""
+
+from __future__ import annotations
+
+from support.releases import TORCH
+
+from devtools.harness import Case
+
+REFUSED: dict[str, str] = {}
+"""Case to a pattern of the build's message, where it is another one than with torch 2.13."""
+
+XFAIL: dict[str, str] = {}
+"""Case to what is wrong with this torch."""
+
+_NOT_IN_EAGER: tuple[str, ...] = ()
+"""Cases that this torch cannot run in eager."""
+
+
+def runs(case: Case) -> bool:
+    """Whether this torch has what a case needs. aotpack uses no Dynamo of torch 2.9."""
+    return case.name not in _NOT_IN_EAGER and (TORCH >= (2, 10) or tuple(case.front_ends) != ("dynamo",))
+
+
+if TORCH < (2, 13):
+    REFUSED |= {
+        **{
+            f"control flow: {name}, inference": r"own error in eager|Higher order ops do not support input mutation"
+            for name in ("cond, a branch writes to its operand", "while_loop, writes to a captured tensor")
+        },
+        **{f"outputs: changed in shape, and views of them{end}": r"aten.equal.*x\.quantile" for end in ("", ", plain")},
+        "outputs: through NumPy": "ndarray",
+        "state: modules are moved to where they are, dynamo": "dynamo: NotImplementedError",
+    }
+    XFAIL |= {"layouts: pooled, dynamic, portable": "a guard allows too few sizes"}
+    _NOT_IN_EAGER = ("custom operators: torch's own, registered at its first use", "losses: of two element types, portable")
+
+if TORCH < (2, 10):
+    REFUSED |= {
+        "input mutation: an intermediate resized to more elements": "enlarges a tensor in place",
+        "input mutation: resize_ larger and then written in part": "enlarges a tensor in place",
+        "input mutation: metadata only, as_strided_, of any size, beyond the argument (eager raises where the storage ends)": (
+            "out of bounds for storage"
+        ),
+        "input mutation: .data assigned": "Boolean value of Tensor",
+        "outputs: a NumPy array": "turns a tensor into a NumPy array",
+        "autograd: a backward writes to an argument that it saved": "backward writes to an argument, parameter or buffer",
+        "autograd: a backward writes to a buffer that it saved": "backward writes to an argument, parameter or buffer",
+        "state: a parameter is assigned its own data": "Boolean value of Tensor",
+        "state: a part is compiled by torch.compile": "dynamo-optimized function",
+        "state: a first call that does something else": "scaled: read, and changed",
+        "state: a plain tensor that changes from call to call": "acts differently when it is called again",
+        "shapes: sizes computed with real numbers": r"x\.shape\[0\]: dynamic in dynamic_shapes, but the model fixes it",
+        "shapes: divisibility, 2*Dim": "appears only inside an expression",
+        "shapes: unbacked, split at indices in a tensor": "Could not guard on data-dependent expression",
+        "control flow: cond, integer results": "AssertionError",
+    }
+    XFAIL |= {
+        **dict.fromkeys(("outputs: sizes", "outputs: sizes, dynamic"), "a torch.Size among the results is a tuple"),
+        "shapes: sizes 0, 1 and more, slices": "the recorded size of a slice that may be empty",
+    }
