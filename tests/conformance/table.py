@@ -224,5 +224,5 @@ XFAIL: dict[str, str] = {
 
 CASES = [case for case in CASES if older.runs(case)]
 _NAMES = {case.name for case in CASES}
-REFUSED = {name: text for name, text in (REFUSED | older.REFUSED).items() if name in _NAMES}
+REFUSED = {name: text for name, text in (REFUSED | older.REFUSED).items() if name in _NAMES - older.XFAIL.keys()}
 XFAIL = {name: text for name, text in (XFAIL | older.XFAIL).items() if name in _NAMES}
