@@ -66,7 +66,7 @@ def _is_within(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int],
     start = tensor.storage_offset()
     if not is_fixed(*tensor.shape, *tensor.stride(), *size, *stride, start, offset):
         return False
-    end, last = start + extent(tensor.shape, tensor.stride()), offset + extent(size, stride)
+    end, last = start + extent(tensor.shape, tensor.stride()), offset + extent(tuple(size), tuple(stride))
     if offset < start or last > end:
         return False
     if is_dense(tensor):
