@@ -33,6 +33,8 @@ _OF_SIZES = re.compile(
     r"bucketize|complex|diagonal_scatter|index_(add|copy|fill)|lerp|masked_(scatter|select)|multinomial|polar|select_scatter"
 )
 """Functions that take more sizes or types in a trace. ``as_strided_scatter`` reads beyond its tensor, so it is left out."""
+_MOST = 1 << 24
+"""How many elements are made of one tensor. A build of a large model must not take its memory."""
 _NORMS = re.compile(r"(native_)?(batch|group|layer)_norm|instance_norm")
 
 
@@ -80,7 +82,9 @@ def _computes(function: Callable[..., Any]) -> bool:
 
 def _can_be_made(tensor: torch.Tensor) -> bool:
     """Whether another tensor of this type and these sizes can be made; sizes that depend on data are not known."""
-    return tensor.device.type == "cpu" and is_plain(tensor) and not free_unbacked_symbols(tensor)
+    if tensor.device.type != "cpu" or not is_plain(tensor) or free_unbacked_symbols(tensor):
+        return False
+    return extent(_hints(tensor.shape), _hints(tensor.stride())) <= _MOST
 
 
 def _call_on_others(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
