@@ -551,13 +551,15 @@ def test_a_wrong_option(network: Network, tmp_path: Path, options: dict[str, Any
     ("targets", "message"),
     [
         (("gpu",), "There is no target 'gpu'"),
-        (("cpu:x86-64-v9",), "There is no target 'cpu:x86-64-v9'|cannot compile for a named instruction set"),
+        (("cpu:x86-64-v9",), "There is no target 'cpu:x86-64-v9'"),
         (("portable:fast",), "has no variants"),
         ((), "No target was asked for"),
         ("portable", "targets"),
     ],
 )
 def test_a_wrong_target(network: Network, tmp_path: Path, targets: Any, message: str) -> None:
+    if "cpu" in message and not compiles_native_code():
+        pytest.skip("this torch makes no native code")
     with pytest.raises(BuildError, match=message):
         aotpack.build(network, EXAMPLE, out=tmp_path / "m", targets=targets)
     assert list(tmp_path.iterdir()) == []

@@ -161,8 +161,8 @@ SHARED: dict[str, tuple[Callable[..., Any], str]] = {
     "a gradient of two inputs": (lambda x, y: (doubled(x) + y) * 1.5, "grad_output"),
     "a tangent of two inputs": (lambda x, y: doubled(x) + y, "grad_output"),
     "a tangent of two functions": (lambda x, y: doubled(x) + doubled(y), "grad_output"),
-    "a gradient of two inputs, in a hook": (lambda x, y: (with_hook(x) + y) * 1.5, "a hook writes to the gradient|grad_output"),
-    "a tangent of two inputs, in a hook": (lambda x, y: with_hook(x) + y, "a hook writes to the gradient|grad_output"),
+    "a gradient of two inputs, in a hook": (lambda x, y: (with_hook(x) + y) * 1.5, "a hook writes to the gradient"),
+    "a tangent of two inputs, in a hook": (lambda x, y: with_hook(x) + y, "a hook writes to the gradient"),
 }
 REFUSED = {
     f"gradient writes: {name}, {end}": rf"gradient_writes\.py\W.*line \d+.*{message}"
