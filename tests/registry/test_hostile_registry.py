@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
-import io
+import http.client
 import itertools
 import json
 import resource
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -155,11 +157,17 @@ def test_how_long_a_token_lives_may_be_anything(seconds: str) -> None:
             pulled(server)
 
 
+def open_sockets() -> set[socket.socket]:
+    return {found for found in gc.get_objects() if issubclass(type(found), socket.socket) and found.fileno() != -1}
+
+
 @pytest.mark.parametrize("length", ["\xb2", "9" * 5000, "-1", "1, 2", "0x10", ""])
 def test_counts_that_are_none(length: str, bundle: Path) -> None:
+    before = open_sockets()
     head = f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n".encode("latin-1")
     with Raw({"HEAD": head, "POST": answer("500 Internal Server Error")}) as server, pytest.raises(AotpackError):
         push(bundle, Reference.parse(f"oci://{server.host}/a/b:v1"), transport=quick(attempts=2, patience=PATIENCE))
+    assert open_sockets() <= before
 
 
 @pytest.mark.parametrize(
@@ -274,16 +282,20 @@ def test_a_type_with_control_characters_is_shown_without() -> None:
 class Late:
     """A connection whose answer comes after its time."""
 
-    def __init__(self) -> None:
-        self.answer = io.BytesIO()
+    response_class: Callable[..., http.client.HTTPResponse]
 
-    def getresponse(self) -> io.BytesIO:
+    def __init__(self) -> None:
+        ours, self.peer = socket.socketpair()
+        self.answer = self.response_class(ours)
+        ours.close()
+
+    def getresponse(self) -> http.client.HTTPResponse:
         time.sleep(0.6)
         return self.answer
 
 
 def test_an_answer_that_comes_late_is_closed() -> None:
     connection = type("WatchedLate", (_Watched, Late), {"watch": Watch(), "patience": 0.0})()
-    with pytest.raises(SlowAnswerError):
+    with connection.peer, pytest.raises(SlowAnswerError):
         connection.getresponse()
-    assert connection.answer.closed
+    assert connection.answer.isclosed()

@@ -108,6 +108,7 @@ class _Watched:
     watch: Watch
     patience: float
     wire: Wire | None = None
+    begun: http.client.HTTPResponse | None = None
 
     def connect(self) -> None:
         with self.watch.limit(self, self.patience):  # TLS has messages that can come slowly
@@ -118,15 +119,21 @@ class _Watched:
         self.wire = Wire(made)
         return made
 
+    def response_class(self, *args: Any, **options: Any) -> http.client.HTTPResponse:
+        """The answer that http.client begins to read, which keeps the socket open until it is closed."""
+        self.begun = http.client.HTTPResponse(*args, **options)
+        return self.begun
+
     def getresponse(self) -> Any:
-        response: Any = None
         try:
             with self.watch.limit(self, self.patience):
                 response = super().getresponse()  # type: ignore[misc]
-        except SlowAnswerError:
-            if response is not None:  # it came late, and nobody else knows it
-                response.close()
+        except BaseException:  # it came late, or urllib3 refuses its headers: nobody else knows the answer
+            if self.begun is not None:
+                self.begun.close()
             raise
+        finally:
+            self.begun = None
         response.wire = self.wire
         return response
 
