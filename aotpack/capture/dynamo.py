@@ -47,8 +47,11 @@ def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
 def _touched(captured: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fake_run.VersionedWrites | None:
     """Return whose version counters the captured graph moves.
 
-    None if the graph does not run on fake tensors.
+    None if the graph does not run on fake tensors. A graph without inputs moves none, and torch's code
+    for it does not run: it uses a name (``_fn_args``) that only graphs with inputs define.
     """
+    if not captured.graph.find_nodes(op="placeholder"):
+        return fake_run.VersionedWrites(frozenset(), frozenset())
     try:
         return fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), captured, args, kwargs).touched
     except Exception:  # the graph may depend on data; then every write is assumed to move a counter
