@@ -17,6 +17,7 @@ from .._torch.api import checkpoint as checkpoints
 from .._torch.api.constants import KnownConstants
 from .._torch.randomness import no_python_random
 from .._torch.refusals import lost_gradients
+from .._torch.refusals.storage_resizes import RESIZES, no_storage_resizes
 from .._torch.state_assignments import kept_state_changes
 from ..graph import source_line
 from . import containers, source_lines
@@ -57,6 +58,7 @@ def observed_python(model: torch.nn.Module) -> Iterator[Set[str]]:
         kept_state_changes(model) as assigned,
         lost_gradients.plain_saving(),
         no_python_random(),
+        no_storage_resizes(),
         containers.refused(model),
         KnownConstants(),
     ):
@@ -78,7 +80,7 @@ def has_modes(model: torch.nn.Module) -> bool:
 
 _STORAGE_CHANGES = {
     **dict.fromkeys(ASSIGNS, "assigns to .data of a tensor; use copy_() under no_grad"),
-    "resize_storage_bytes_": "resizes the storage of a tensor (untyped_storage().resize_)",
+    "resize_storage_bytes_": RESIZES,
 }
 
 

@@ -139,6 +139,11 @@ REFUSED: dict[str, str] = {
     "input mutation: through windows that end within a step": r"unfold do not cover.*cases/mutation.py:\d+",
     "input mutation: .data assigned": r"x\.data = torch.*assigns to \.data",
     "input mutation: storage resize_(0)": r"resize_\(0\): resizes the storage",
+    **{
+        f"input mutation: {name}, {end}": rf"{end}: .*resizes the storage.*mutation\.py:\d+: [xy]\..*storage\(\)\.resize_"
+        for name in ("resize_storage", "resize_typed_storage", "resize_storage_of_a_result")
+        for end in ("export", "trace")
+    },
     "outputs: requires_grad_() of a detached input": "requires_grad_\\(\\)",
     "own gradients: adds_to_gradients": r"calls backward\(\) while it runs.*cases/own_gradients.py:\d+",
     **dict.fromkeys(

@@ -101,10 +101,6 @@ KNOWN = {
     ),
     "outputs: sizes": _SIZES,
     "outputs: sizes, dynamic": _SIZES,
-    "input mutation: storage resize_(0)": Known(
-        "torch.export of 2.9 does not see it: on portable too",
-        r"args\[0\]( afterwards)?: eager torch\.float32\[0\], bundle torch\.float32\[4\]",
-    ),
     "autograd: inside the caller's checkpoint": Known(
         "torch.utils.checkpoint fails on XLA tensors: torch has no module 'xla'", ".*module 'torch' has no attribute 'xla'"
     ),

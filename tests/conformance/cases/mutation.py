@@ -256,6 +256,18 @@ def resize_storage(x: Tensor) -> Tensor:
     return y
 
 
+def resize_typed_storage(x: Tensor) -> Tensor:
+    y = x * 2
+    x.storage().resize_(0)
+    return y
+
+
+def resize_storage_of_a_result(x: Tensor) -> Tensor:
+    y = x * 2
+    y.untyped_storage().resize_(64)
+    return y
+
+
 def copied(x: Tensor, y: Tensor) -> Tensor:
     x.copy_(y)
     return x * y
@@ -718,6 +730,11 @@ CASES: list[Case] = [
     case("input mutation: an intermediate through a chain of views with as_strided", strided_chain, t(4)),
     case("input mutation: out= argument that grows", out_argument, t(3), t(0)),
     case("input mutation: storage resize_(0)", resize_storage, t(4)),
+    *(
+        case(f"input mutation: {function.__name__}, {end}", function, t(4), front_ends=(end,))
+        for function in (resize_storage, resize_typed_storage, resize_storage_of_a_result)
+        for end in ("export", "trace")
+    ),
     case("input mutation: through a view", through_view, t(3, 4)),
     case("input mutation: through a view, non-leaf", through_view, n(3, 4)),
     case("input mutation: through a view that is returned", view_written_and_returned, t(3, 4)),

@@ -84,6 +84,13 @@ HOOKS = (
         ),
     ),
     Hook(
+        id="fake-storage-resizes",
+        component="fake_tensor",
+        summary="Refuses a model that resizes the storage of a tensor, where a trace would lose it.",
+        module="refusals.storage_resizes",
+        patches=("torch.UntypedStorage.resize_",),
+    ),
+    Hook(
         id="fake-asserted-arguments",
         component="fake_tensor",
         summary="Turns checks of argument values in torch's own functions into assertions of the graph.",

@@ -100,7 +100,6 @@ FIXES = (
         apply="fixes.fake_tensor.effects:keep_errors_of_linalg",
         patches=("torch._higher_order_ops.effects._register_effectful_op",),
         fixed_in="2.13",
-        since="2.11",  # the effects of 2.9 have no handle that takes them back
     ),
     _fake(
         id="fake-layouts-of-varying-sizes",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch._higher_order_ops import effects
 
 from ..applying import reached
 
-_CHECK = "aten::_linalg_check_errors"
+_CHECK = torch.ops.aten._linalg_check_errors.default
 
 
 @contextlib.contextmanager
@@ -20,10 +21,17 @@ def keep_errors_of_linalg() -> Iterator[None]:
     It has no result, so a trace leaves it out otherwise. ``cholesky`` of a matrix that is not
     positive-definite then returns numbers without a meaning, where eager raises an error.
     """
-    register: Any = effects._register_effectful_op
-    handle = register(_CHECK, effects.EffectType.ORDERED)  # type: ignore[attr-defined]
+    take_back = _registered()
     reached("fake-errors-of-linalg")
     try:
         yield
     finally:
-        handle.destroy()
+        take_back()
+
+
+def _registered() -> Callable[[], None]:
+    """Register the check, and return what takes that back; torch 2.9 has a table of operators."""
+    register: Any = effects._register_effectful_op
+    ordered = effects._EffectType.ORDERED
+    handle = register(_CHECK, ordered)
+    return handle.destroy if handle is not None else lambda: effects._deregister_effectful_op(_CHECK)
