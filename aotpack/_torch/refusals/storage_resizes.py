@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -32,7 +33,7 @@ def no_storage_resizes() -> Iterator[None]:
     """
     original = torch.UntypedStorage.resize_
 
-    def resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+    def resize(storage: torch.UntypedStorage, size: int) -> Any:
         reached("fake-storage-resizes")
         if not str(sys._getframe(1).f_globals.get("__name__")).startswith(_MAKES_FAKES):
             raise StorageResizeError(RESIZES)

@@ -31,7 +31,6 @@ def keep_errors_of_linalg() -> Iterator[None]:
 
 def _registered() -> Callable[[], None]:
     """Register the check, and return what takes that back; torch 2.9 has a table of operators."""
-    register: Any = effects._register_effectful_op
-    ordered = effects._EffectType.ORDERED
-    handle = register(_CHECK, ordered)
-    return handle.destroy if handle is not None else lambda: effects._deregister_effectful_op(_CHECK)
+    register: Any = effects
+    handle = register._register_effectful_op(_CHECK, register._EffectType.ORDERED)
+    return handle.destroy if handle is not None else lambda: register._deregister_effectful_op(_CHECK)
