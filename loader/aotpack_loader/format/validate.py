@@ -6,11 +6,12 @@ opened, so that all later code can rely on its indices.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..errors import CorruptBundleError, Problem
-from . import containers, expressions, interface, modules, schema, subclasses
+from . import containers, interface, modules, schema, subclasses
+from .shared_checks import in_range, refuse
+from .validate_expressions import expression_problems
 from .versions import AUTOCAST_VARIANTS
 
 MAX_DEPTH = 64
@@ -53,12 +54,6 @@ def call_trees(tree: schema.Tree) -> tuple[schema.TupleNode, schema.DictNode]:
 
 def _are_names(keys: Iterable[object]) -> bool:
     return all(isinstance(key, str) for key in keys)
-
-
-def refuse(where: str, problems: list[Problem]) -> None:
-    """Raise an error that lists the broken rules of document ``where``, if there are any."""
-    if problems:
-        raise CorruptBundleError(f"The document {where} breaks the rules of the format.", problems[:50])
 
 
 def _tree_problems(program: schema.Program) -> Iterator[Problem]:
@@ -143,7 +138,7 @@ def _method_problems(program: schema.Program) -> Iterator[Problem]:
                 yield Problem(at, "C5: two methods serve the same mode")
             served.add(key)
         yield from _signature_problems(method, entries, at)
-        yield from _expression_problems(method, at)
+        yield from expression_problems(method, at)
         if method.backward is not None:
             yield from _backward_problems(method, method.backward, at)
             if method.backward.second is not None and not _is_second(program, method, method.backward):
@@ -179,6 +174,26 @@ def _sizes_problems(shape: list[schema.Dim], stride: list[schema.Dim] | None, at
 
 
 def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: str) -> Iterator[Problem]:
+    outputs, primals = method.num_outputs, len(method.primals)
+    yield from _leaf_problems(method, at)
+    for i, primal in enumerate(method.primals):
+        yield from _primal_problems(primal, method.leaves, entries, f"{at}.primals[{i}]")
+    for i, group in enumerate(method.identical):
+        yield from in_range(f"{at}.identical[{i}]", "C7", [(leaf, len(method.leaves)) for leaf in group])
+        if len(group) < 2:
+            yield Problem(f"{at}.identical[{i}]", "C7: a group has at least two leaves")
+    for i, mutation in enumerate(method.mutations):
+        yield from in_range(f"{at}.mutations[{i}]", "C8", [(mutation.primal, primals), (mutation.output, outputs)])
+        if mutation.geometry is not None:
+            yield from _sizes_problems(mutation.geometry.shape, mutation.geometry.stride, f"{at}.mutations[{i}]")
+    yield from in_range(f"{at}.non_differentiable", "C8", [(i, outputs) for i in method.non_differentiable])
+    yield from in_range(f"{at}.touched", "C8", [(i, primals) for i in method.touched])
+    for i, result in enumerate(method.results):
+        yield from _result_problems(result, primals, outputs, f"{at}.results[{i}]")
+    yield from _base_problems(method, at)
+
+
+def _leaf_problems(method: schema.Method, at: str) -> Iterator[Problem]:
     try:
         call_trees(method.inputs)
     except CorruptBundleError as error:
@@ -194,35 +209,30 @@ def _signature_problems(method: schema.Method, entries: Mapping[str, str], at: s
         yield Problem(f"{at}.leaves", "C6: the tree of inputs has another number of leaves")
     if _leaves(method.outputs) + sum(_leaves(update.tree) for update in method.updates) != len(method.results):
         yield Problem(f"{at}.results", "C6: the tree of outputs has another number of leaves")
-    for i, primal in enumerate(method.primals):
-        where = f"{at}.primals[{i}]"
-        if isinstance(primal, schema.InputPrimal):
-            if primal.leaf >= len(method.leaves) or not isinstance(method.leaves[primal.leaf], schema.TensorLeaf):
-                yield Problem(where, "C7: the leaf is not a tensor argument")
-        elif isinstance(primal, schema.ParameterPrimal) and entries.get(primal.name) != "parameter":
-            yield Problem(where, f"C7: {primal.name!r} is not a parameter")
-        elif isinstance(primal, schema.BufferPrimal) and entries.get(primal.name) != "buffer":
-            yield Problem(where, f"C7: {primal.name!r} is not a buffer")
-        elif isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)):
-            from . import bases  # few programs have them
 
-            if isinstance(primal, schema.ViewBasePrimal):
-                yield from _sizes_problems([*primal.shape], [*primal.stride], where)
-            yield from bases.problems(primal, method.leaves, where)
-    for i, group in enumerate(method.identical):
-        yield from in_range(f"{at}.identical[{i}]", "C7", [(leaf, len(method.leaves)) for leaf in group])
-        if len(group) < 2:
-            yield Problem(f"{at}.identical[{i}]", "C7: a group has at least two leaves")
-    outputs, primals = method.num_outputs, len(method.primals)
-    for i, mutation in enumerate(method.mutations):
-        yield from in_range(f"{at}.mutations[{i}]", "C8", [(mutation.primal, primals), (mutation.output, outputs)])
-        if mutation.geometry is not None:
-            yield from _sizes_problems(mutation.geometry.shape, mutation.geometry.stride, f"{at}.mutations[{i}]")
-    yield from in_range(f"{at}.non_differentiable", "C8", [(i, outputs) for i in method.non_differentiable])
-    yield from in_range(f"{at}.touched", "C8", [(i, primals) for i in method.touched])
+
+def _primal_problems(
+    primal: schema.Primal, leaves: Sequence[schema.InputLeaf], entries: Mapping[str, str], at: str
+) -> Iterator[Problem]:
+    if isinstance(primal, schema.InputPrimal):
+        if primal.leaf >= len(leaves) or not isinstance(leaves[primal.leaf], schema.TensorLeaf):
+            yield Problem(at, "C7: the leaf is not a tensor argument")
+    elif isinstance(primal, schema.ParameterPrimal) and entries.get(primal.name) != "parameter":
+        yield Problem(at, f"C7: {primal.name!r} is not a parameter")
+    elif isinstance(primal, schema.BufferPrimal) and entries.get(primal.name) != "buffer":
+        yield Problem(at, f"C7: {primal.name!r} is not a buffer")
+    elif isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)):
+        from . import bases  # few programs have them
+
+        if isinstance(primal, schema.ViewBasePrimal):
+            yield from _sizes_problems([*primal.shape], [*primal.stride], at)
+        yield from bases.problems(primal, leaves, at)
+
+
+def _base_problems(method: schema.Method, at: str) -> Iterator[Problem]:
+    """Rules of results about the primals and earlier results that they share memory with."""
     written = {mutation.primal for mutation in method.mutations}
     for i, result in enumerate(method.results):
-        yield from _result_problems(result, primals, outputs, f"{at}.results[{i}]")
         copied = getattr(result, "laid_out", False) or getattr(result, "reshaped", False)
         if copied and getattr(result, "primal", None) in {*written, None}:
             yield Problem(f"{at}.results[{i}]", "C28: its base, which may be a copy, is not a primal, or is written to")
@@ -303,97 +313,7 @@ def _source_problems(sources: list[list[int]], results: list[schema.Result], at:
                 yield Problem(f"{at}[{i}]", f"C41: result {i} or result {j} is no tensor")
 
 
-def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
-    """C13: every expression parses, and uses only the method's symbols. A2: arguments determine all symbols."""
-    known = {symbol.name for symbol in method.symbols}
-    if len(known) != len(method.symbols):
-        yield Problem(f"{at}.symbols", "C13: a symbol is declared twice")
-    if any(symbol.maximum is not None and symbol.maximum < symbol.minimum for symbol in method.symbols):
-        yield Problem(f"{at}.symbols", "C13: the maximum of a symbol is below its minimum")
-    sizes = {size for leaf in method.leaves for size in subclasses.leaf_sizes(leaf)}
-    if unbound := known - sizes:
-        yield Problem(f"{at}.symbols", f"A2: no argument determines the sizes {', '.join(sorted(unbound))}")
-    for symbol in known:
-        if not expressions.is_symbol(symbol):
-            yield Problem(f"{at}.symbols", f"C13: {symbol!r} is not a valid symbol name")
-    yield from unknown_symbols(_expressions_before(method), known, at)
-    measured = Counter(symbol.name for symbol in method.output_symbols)
-    for i, size in enumerate(method.output_symbols):
-        where = f"{at}.output_symbols[{i}]"
-        yield from in_range(where, "C24", [(size.output, method.num_outputs)])
-        if not expressions.is_symbol(size.name) or size.name in known or measured[size.name] > 1:
-            yield Problem(where, f"C24: {size.name!r} is not a symbol, or is declared twice")
-        if size.minimum is not None and size.maximum is not None and size.maximum < size.minimum:
-            yield Problem(where, "C24: the maximum is below the minimum")
-    needed = {symbol.name for symbol in method.output_symbols if symbol.needed}
-    yield from unknown_symbols(_expressions_after(method), known | needed, at)
-
-
-def unknown_symbols(found: Iterable[tuple[str, str]], known: Collection[str], at: str) -> Iterator[Problem]:
-    for where, text in found:
-        try:
-            expressions.parse(text)
-        except CorruptBundleError as error:
-            yield Problem(f"{at}{where}", f"C13: {error.summary}")
-            continue
-        if unknown := expressions.symbols(text).difference(known):
-            yield Problem(f"{at}{where}", f"C13: unknown symbols {', '.join(sorted(unknown))}")
-
-
-def _expressions_before(method: schema.Method) -> Iterator[tuple[str, str]]:
-    """Expressions that are evaluated before the forward runs."""
-    for text in method.constraints:
-        yield ".constraints", text
-    for size in method.sizes:
-        if isinstance(size, str):
-            yield ".sizes", size
-    for i, leaf in enumerate(method.leaves):
-        strides = (leaf.stride or []) if isinstance(leaf, schema.TensorLeaf) else []
-        own = leaf.shape if isinstance(leaf, schema.TensorLeaf) else subclasses.leaf_sizes(leaf)
-        yield from ((f".leaves[{i}]", size) for size in [*own, *strides] if isinstance(size, str))
-
-
-def _expressions_after(method: schema.Method) -> Iterator[tuple[str, str]]:
-    """Expressions that are evaluated after the forward."""
-    for i, mutation in enumerate(method.mutations):
-        if mutation.geometry is not None:
-            sizes = [*mutation.geometry.shape, *mutation.geometry.stride, mutation.geometry.offset]
-            yield from ((f".mutations[{i}].geometry", size) for size in sizes if isinstance(size, str))
-    for i, result in enumerate(method.results):
-        if isinstance(result, schema.SizeResult) and isinstance(result.expr, str):
-            yield f".results[{i}]", result.expr
-        elif isinstance(result, schema.AliasResult):
-            arguments = [a for step in result.view for a in [*step.args, *step.kwargs.values()]]
-            yield from ((f".results[{i}].view", arg.value) for arg in flat(arguments) if isinstance(arg, schema.ExprArg))
-    for path, subclass in subclasses.of_method(method, ""):
-        yield from ((path, size) for size in subclasses.sizes(subclass) if isinstance(size, str))
-    if method.backward is not None:
-        for i, saved in enumerate(method.backward.saved):
-            if isinstance(saved, schema.SavedSize) and isinstance(saved.expr, str):
-                yield f".backward.saved[{i}]", saved.expr
-        for i, tangent in enumerate(method.backward.tangents):
-            for size in [*tangent.shape, *(tangent.stride or [])]:
-                if isinstance(size, str):
-                    yield f".backward.tangents[{i}]", size
-
-
-def flat(args: Iterable[object]) -> Iterator[object]:
-    """Arguments of an operator, including those in lists."""
-    for arg in args:
-        if isinstance(arg, list):
-            yield from flat(arg)
-        else:
-            yield arg
-
-
 def _leaves(tree: schema.Tree) -> int:
     if isinstance(tree, schema.GivenNode):
         return 0
     return 1 if isinstance(tree, schema.LeafNode) else sum(map(_leaves, tree.items))
-
-
-def in_range(at: str, rule: str, pairs: Iterable[tuple[int, int]]) -> Iterator[Problem]:
-    """Report indices that are not below their counts."""
-    for index, count in pairs:
-        if index >= count:
-            yield Problem(at, f"{rule}: index {index} is out of range, there are {count}")
