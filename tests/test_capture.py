@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 
 import aotpack
+from aotpack_loader import load
 from aotpack_loader.errors import BuildError, CaptureError
 
 
@@ -144,3 +145,13 @@ def test_a_loss_that_needs_gradients_builds_without_infer(tmp_path: Path) -> Non
     report = aotpack.build(Loss(), (torch.ones(2, 3),), out=tmp_path / "m.aotpack", targets=("portable",))
     assert report.methods == ("train",)
     assert any("The model fails on its example inputs in eval mode, without gradients" in text for text in report.warnings)
+
+
+def test_a_function_without_inputs_builds_in_silence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Dynamo's code for results names arguments that there are none of, and torch prints the traceback."""
+    aotpack.build(lambda: torch.empty(3).exponential_(2.0), (), out=tmp_path / "m", targets=("portable",))
+    assert "Traceback" not in capfd.readouterr().err
+    torch.manual_seed(0)
+    found = load(tmp_path / "m")()
+    torch.manual_seed(0)
+    assert torch.equal(found, torch.empty(3).exponential_(2.0))

@@ -256,6 +256,12 @@ UNFIT: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "masked_scatter": (lambda x, m: x.masked_scatter(m, x), (SQUARE, SQUARE.to(torch.uint8))),
     "bucketize": (torch.bucketize, (SQUARE, SQUARE)),
     "multinomial": (lambda x: torch.multinomial(x, 5), (SQUARE.abs(),)),
+    "cross_entropy": (F.cross_entropy, (torch.randn(2, 4, 3, 3), torch.zeros(2, 3, 2).long())),
+    "nll_loss": (F.nll_loss, (SQUARE, IDS.int())),
+    "cross": (lambda x, i: torch.cross(i, x[0], 0), (SQUARE, IDS)),
+    "linalg.cross": (lambda x, i: torch.linalg.cross(i, x[0]), (SQUARE, IDS)),
+    "random_": (lambda x: (x * 1).random_(5, 2), (SQUARE,)),
+    "bernoulli_": (lambda x: (x * 1).bernoulli_(1.5), (SQUARE,)),
 }
 
 

@@ -62,7 +62,7 @@ def _refused_overlap(source: FrontEndInput, error: overlaps.OverlapError) -> Uns
 def _refused_gradient_write(error: gradient_writes.GradientWriteError) -> UnsupportedError:
     where = error.line if error.node is None else source_line(error.node)
     return UnsupportedError(
-        f"The model has {error.writer} writes to a gradient that is also used elsewhere.",
+        f"The model has {error.writer} writes to a gradient {error.gradient}.",
         [Problem(where or "the model", str(error))],
         hint="Write to a clone() of the gradient, or return a new tensor. Autograd does not allow changing it in place.",
     )

@@ -6,6 +6,7 @@ AOTAutograd's outputs lose some of these values and identities.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,7 +128,10 @@ def result_leaves(result: Any) -> list[Any]:
 
 
 class Opened:
-    """The fields of a dataclass that is not registered with pytree."""
+    """The fields of a dataclass that is not registered with pytree; of a mapping, those it has.
+
+    The outputs of ``transformers`` are mappings. They register themselves, but not while Dynamo traces.
+    """
 
     def __init__(self, kind: type, fields: tuple[str, ...], values: list[Any]) -> None:
         self.kind, self.fields, self.values = kind, fields, values
@@ -154,7 +158,7 @@ def _opened(result: Any) -> Any:
 def _open(leaf: Any) -> Any:
     if not _is_dataclass(leaf):
         return leaf
-    names = tuple([f.name for f in dataclasses.fields(leaf)])
+    names = tuple(leaf) if isinstance(leaf, Mapping) else tuple([f.name for f in dataclasses.fields(leaf)])
     return Opened(type(leaf), names, [_opened(getattr(leaf, name)) for name in names])
 
 

@@ -54,6 +54,9 @@ def describe(spec: Any, path: str) -> tuple[schema.Tree, list[str]]:
     if kind is Opened:
         shown, names = spec.context
         items, paths = _describe_all(children, [f"{path}.{name}" for name in names])
+        if issubclass(shown, Mapping):
+            nones = [field.name for field in dataclasses.fields(shown) if field.name not in names]
+            return schema.RecordNode(class_name(shown), list(names), items, "mapping", nones), paths
         return schema.RecordNode(class_name(shown), list(names), items, leaf=True), paths
     fields, nones = _field_names(spec, len(children))
     if fields is None:

@@ -187,6 +187,30 @@ def test_without_transformers_a_mapping_stands_in(built: Callable[[str], Path], 
     assert fresh_process(STAND_IN, built("model_output")) == ["CausalLMOutputWithPast", True, ["loss", "logits"]]
 
 
+FIRST_IN_A_TRACE = """
+import json, sys
+import torch
+import aotpack, aotpack_loader
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+    def forward(self, x):
+        from transformers.modeling_outputs import SequenceClassifierOutput
+        return SequenceClassifierOutput(logits=self.layer(x))
+assert "transformers" not in sys.modules
+aotpack.build(Model(), (torch.ones(1, 3),), out=sys.argv[1], targets=("portable",), front_ends=("dynamo",))
+found = aotpack_loader.load(sys.argv[1])(torch.ones(1, 3))
+assert found["logits"] is found.logits is found[0] and found.loss is None
+print(json.dumps([type(found).__module__, isinstance(found, dict), list(found)]))
+"""
+
+
+def test_a_model_output_is_one_where_a_trace_imports_it_first(tmp_path: Path, fresh_process: FreshProcess) -> None:
+    """It is then not registered with pytree when the build sees it."""
+    assert fresh_process(FIRST_IN_A_TRACE, tmp_path / "m") == ["transformers.modeling_outputs", True, ["logits"]]
+
+
 def test_only_model_outputs_are_looked_up() -> None:
     from transformers.utils.generic import ModelOutput
 

@@ -271,3 +271,21 @@ def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:
         if isinstance(value, torch._subclasses.FakeTensor):
             return value.fake_mode
     return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements of a tensor are known to share an address."""
+    if tensor.layout != torch.strided or is_wrapper_subclass(tensor):
+        return False
+    if any(statically_known_true(n == 0) for n in tensor.shape):
+        return False
+    dims = [(n, step) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if not statically_known_true(n == 1)]
+    if any(statically_known_true(step == 0) and statically_known_true(n > 1) for n, step in dims):
+        return True
+    if not is_fixed(*tensor.shape, *tensor.stride()) or 0 in tensor.shape:
+        return False
+    return tensor.numel() > extent(tensor.shape, tensor.stride())  # more elements than addresses
+
+
+def is_fixed(*values: int | torch.SymInt) -> bool:
+    return all(not isinstance(value, torch.SymInt) or value.node.maybe_as_int() is not None for value in values)

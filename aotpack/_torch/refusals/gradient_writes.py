@@ -1,4 +1,5 @@
-"""Rejects a write to a gradient (``grad_output``) after autograd has passed it to an input, too.
+"""Rejects writes to a gradient (``grad_output``) that autograd has also passed to an input, or whose
+elements share memory.
 
 Custom backwards and hooks write to gradients. A write to a tangent of the caller is traced, and the
 bundle does it too.
@@ -18,6 +19,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.function import BackwardCFunction
 
 from ..api.counting import reached
+from ..api.fake_tensors import overlaps_itself
 from ..api.patching import hooked
 from ..api.writes import writes_by_name
 
@@ -28,14 +30,16 @@ _FIRST = 2**64 - 1
 
 
 class GradientWriteError(Exception):
-    """A custom backward or a hook writes to a gradient that an input has got, too.
+    """A custom backward or a hook writes to a gradient that a graph cannot write to as eager does.
 
-    ``writer`` says which of the two. ``node`` is the node that writes, if Dynamo has traced the
-    backward. Otherwise ``line`` is the source line of the definition; empty if it is not known.
+    ``writer`` says which of the two, and ``gradient`` what is special about the gradient. ``node`` is
+    the node that writes, if Dynamo has traced the backward. Otherwise ``line`` is the source line of
+    the definition; empty if it is not known.
     """
 
-    def __init__(self, function: Any = None) -> None:
+    def __init__(self, function: Any = None, gradient: str = "that is also used elsewhere") -> None:
         is_own = isinstance(function, type) and issubclass(function, torch.autograd.Function)
+        self.gradient = gradient
         self.writer = "an autograd.Function whose backward" if is_own else "a hook that"
         super().__init__(
             "a custom backward writes to its argument grad_output" if is_own else "a hook writes to the gradient that it is given"
@@ -48,10 +52,12 @@ class GradientWriteError(Exception):
 
 @contextlib.contextmanager
 def refused_gradient_writes() -> Iterator[None]:
-    """While a joint graph is traced, reject a write to a gradient that an input has already got.
+    """While a joint graph is traced, reject a write to a gradient that an input has already got, or
+    whose elements share memory.
 
     In eager the input is a parameter, which keeps the gradient from before, or another result,
-    whose backward sees the write. A graph has one value for both.
+    whose backward sees the write. A graph has one value for both. Eager refuses to write to an
+    expanded gradient, or writes to all elements that share an address; a graph writes to a copy.
 
     Raises:
         GradientWriteError: has the source line.
@@ -92,7 +98,10 @@ def refused_gradient_writes() -> Iterator[None]:
     def noted(writer: Any, gradients: Any, run: Callable[[], Any]) -> Any:
         before = [(gradient, _writes_to(gradient)) for gradient in gradients if isinstance(gradient, torch.Tensor)]
         result = run()
-        writers.update({_memory(gradient): writer for gradient, count in before if _writes_to(gradient) != count})
+        written = [gradient for gradient, count in before if _writes_to(gradient) != count]
+        if any(map(overlaps_itself, written)):
+            raise GradientWriteError(writer, "whose elements share memory, as the backward of sum() makes it")
+        writers.update({_memory(gradient): writer for gradient in written})
         return result
 
     with (

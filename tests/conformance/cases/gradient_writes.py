@@ -161,6 +161,9 @@ SHARED: dict[str, tuple[Callable[..., Any], str]] = {
     "a gradient of two inputs": (lambda x, y: (doubled(x) + y) * 1.5, "grad_output"),
     "a tangent of two inputs": (lambda x, y: doubled(x) + y, "grad_output"),
     "a tangent of two functions": (lambda x, y: doubled(x) + doubled(y), "grad_output"),
+    "an expanded gradient": (lambda x, y: doubled(x).sum() + y, "grad_output"),
+    "a part of an expanded gradient": (lambda x, y: Zeroing.apply(x).sum() + y, "grad_output"),
+    "an expanded gradient, in a hook": (lambda x, y: with_hook(x).sum() + y, "a hook writes to the gradient"),
     "a gradient of two inputs, in a hook": (lambda x, y: (with_hook(x) + y) * 1.5, "a hook writes to the gradient"),
     "a tangent of two inputs, in a hook": (lambda x, y: with_hook(x) + y, "a hook writes to the gradient"),
 }

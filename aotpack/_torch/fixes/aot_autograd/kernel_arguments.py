@@ -30,9 +30,13 @@ _OF_ONE_TYPE = re.compile(
 )
 """Functions that convert no argument to the type of another."""
 _OF_SIZES = re.compile(
-    r"bucketize|complex|diagonal_scatter|index_(add|copy|fill)|lerp|masked_(scatter|select)|multinomial|polar|select_scatter"
+    r"bernoulli|bucketize|complex|cross|cross_entropy(_loss)?|diagonal_scatter|index_(add|copy|fill)|lerp|linalg_cross"
+    r"|masked_(scatter|select)|multinomial|nll_loss(2d|_nd)?|polar|random|select_scatter"
 )
-"""Functions that take more sizes or types in a trace. ``as_strided_scatter`` reads beyond its tensor, so it is left out."""
+"""Functions that take more sizes, types or numbers in a trace.
+
+``as_strided_scatter`` reads beyond its tensor, so it is left out.
+"""
 _MOST = 1 << 24
 """How many elements are made of one tensor. A build of a large model must not take its memory."""
 _NORMS = re.compile(r"(native_)?(batch|group|layer)_norm|instance_norm")

@@ -22,10 +22,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from aotpack_loader.runtime.memory import ByteRange, extent
+from aotpack_loader.runtime.memory import ByteRange
 
 from ...api.counting import reached
-from ...api.fake_tensors import hint_of, is_wrapper_subclass
+from ...api.fake_tensors import hint_of, is_fixed, is_wrapper_subclass, overlaps_itself
 from ...api.writes import written
 
 AS_STRIDED = (torch.as_strided, torch.Tensor.as_strided, torch.ops.aten.as_strided, torch.ops.aten.as_strided.default)
@@ -261,20 +261,6 @@ def _is_read_before_write(written: ByteRange, read: ByteRange) -> bool:
     return written.start <= read.start and written.width == read.width and dims[0] == dims[1]
 
 
-def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements of a tensor are known to share an address."""
-    if tensor.layout != torch.strided or is_wrapper_subclass(tensor):
-        return False
-    if any(statically_known_true(n == 0) for n in tensor.shape):
-        return False
-    dims = [(n, step) for n, step in zip(tensor.shape, tensor.stride(), strict=True) if not statically_known_true(n == 1)]
-    if any(statically_known_true(step == 0) and statically_known_true(n > 1) for n, step in dims):
-        return True
-    if not is_fixed(*tensor.shape, *tensor.stride()) or 0 in tensor.shape:
-        return False
-    return tensor.numel() > extent(tensor.shape, tensor.stride())  # more elements than addresses
-
-
 class _Dim(NamedTuple):
     """A dimension of a view; ``position`` is its index."""
 
@@ -359,7 +345,3 @@ def _overlapping(dims: Sequence[_Dim]) -> slice | None:
     unit = dims[group][-1].stride
     fits = all(statically_known_true(dim.stride % unit == 0) and statically_known_true(dim.size > 0) for dim in dims[group])
     return group if fits else None
-
-
-def is_fixed(*values: int | torch.SymInt) -> bool:
-    return all(not isinstance(value, torch.SymInt) or value.node.maybe_as_int() is not None for value in values)

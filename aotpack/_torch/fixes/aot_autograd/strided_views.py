@@ -18,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 from aotpack_loader.runtime.memory import extent
 
 from ...api.counting import reached
-from .overlaps import AS_STRIDED, has_strides, is_dense, is_fixed, strided_arguments
+from ...api.fake_tensors import is_fixed
+from .overlaps import AS_STRIDED, has_strides, is_dense, strided_arguments
 
 _creation: Callable[[torch.Tensor], Any] = torch._C._autograd._get_creation_meta
 _Creation = torch._C._autograd.CreationMeta

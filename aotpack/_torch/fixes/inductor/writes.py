@@ -14,9 +14,9 @@ from torch._inductor.fx_passes import reinplace
 from torch._inductor.scheduler import SchedulerNode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from ...api.fake_tensors import overlaps_itself
 from ...api.nodes import without_views
 from ...api.patching import attribute_set, patched, replaced, with_items
-from ..aot_autograd.overlaps import overlaps_itself
 from ..applying import reached
 
 
