@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +27,10 @@ _SHARES = "assigns to the buffer {name!r} a tensor that shares memory with {owne
 _CALL = "_call_impl"
 _UNTIES = "assigns a new tensor to the buffer {name!r}, which shared memory with {owner}; write into it with copy_()"
 _KEEPS = "returns the tensor that was the buffer {name!r} before a new one was assigned; return a clone() of it"
+
+
+_Key = tuple[int, str]
+"""A buffer: the identity of its module, and its name there."""
 
 
 class _Assigned(NamedTuple):
@@ -55,73 +59,93 @@ def kept_state_changes(model: torch.nn.Module) -> Iterator[Set[str]]:
         SideEffectError: the new value has another shape or dtype, requires gradients, replaces a
             parameter, or shares memory with what the caller can see.
     """
-    original = torch.nn.Module.__setattr__
-    assigned: dict[tuple[int, str], _Assigned] = {}
-    known: dict[tuple[int, str], _Assigned] = {}
-    names = set[str]()
-    paths = {id(module): prefix for prefix, module in model.named_modules()}
-    depth = 0
+    assignments = _Assignments(model)
+    hook = hooked("fake-runs", torch.nn.Module, "__setattr__", assignments.setter())
+    with hook, _with_call(model, assignments.settled_after):
+        yield assignments.names
 
-    def guarded(module: torch.nn.Module, name: str, value: Any) -> None:
-        buffer = module.__dict__.get("_buffers", {}).get(name)
-        parameter = module.__dict__.get("_parameters", {}).get(name)
-        if (buffer is None and parameter is None) or value is buffer or value is parameter:
-            return original(module, name, value)
+
+class _Assignments:
+    """The buffers to which a model assigns during a call, and the depth of calls of the model in one another."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.names = set[str]()
+        self._model = model
+        self._paths = {id(module): prefix for prefix, module in model.named_modules()}
+        self._of_this_call: dict[_Key, _Assigned] = {}
+        self._of_all_calls: dict[_Key, _Assigned] = {}
+        self._depth = 0
+
+    def setter(self) -> Callable[[torch.nn.Module, str, Any], None]:
+        """``nn.Module.__setattr__``, which also records or refuses a new value of a buffer or parameter."""
+        original = torch.nn.Module.__setattr__
+
+        def recorded(module: torch.nn.Module, name: str, value: Any) -> None:
+            buffer = module.__dict__.get("_buffers", {}).get(name)
+            parameter = module.__dict__.get("_parameters", {}).get(name)
+            if (buffer is not None or parameter is not None) and value is not buffer and value is not parameter:
+                self._record(module, name, buffer, value)
+            original(module, name, value)
+
+        return recorded
+
+    def _record(self, module: torch.nn.Module, name: str, buffer: torch.Tensor | None, value: Any) -> None:
         if buffer is None or not isinstance(value, torch.Tensor) or value.requires_grad:
             raise SideEffectError(ASSIGNS_STATE)
         if value.shape != buffer.shape or value.dtype != buffer.dtype:
             raise SideEffectError(ASSIGNS_STATE)
-        if not depth or id(module) not in paths:  # no call of the model would settle it
+        if not self._depth or id(module) not in self._paths:  # no call of the model would settle it
             raise SideEffectError(ASSIGNS_STATE)
         key, line = (id(module), name), origin.current_line()
-        path = f"{paths[id(module)]}.{name}".lstrip(".")
-        known[key] = assigned.setdefault(key, _Assigned(module, name, path, buffer, line))._replace(line=line)
-        names.add(path)
-        return original(module, name, value)
+        path = f"{self._paths[id(module)]}.{name}".lstrip(".")
+        first = self._of_this_call.setdefault(key, _Assigned(module, name, path, buffer, line))
+        self._of_all_calls[key] = first._replace(line=line)
+        self.names.add(path)
 
-    def copied() -> None:
+    def settled_after(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A call of the model after which its buffers are the tensors of before, with the new values."""
+
+        @functools.wraps(call)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            try:
+                return call(*args, **kwargs) if self._depth > 1 else self._outermost(call, args, kwargs)
+            finally:
+                self._depth -= 1
+                if not self._depth:
+                    self._restore()
+
+        return called
+
+    def _outermost(self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._copy_buffers()
+        buffers = _buffers(self._model)
+        result = call(*args, **kwargs)
+        now = _buffers(self._model)
+        unseen = {key: buffer for key, buffer in buffers.items() if buffer is not None and key not in self._of_this_call}
+        if any(now.get(key) is not buffer for key, buffer in unseen.items()):
+            raise SideEffectError(ASSIGNS_STATE)  # without ``setattr``, as in ``self._buffers["mean"] = x``
+        if self._of_this_call:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                _settle([*self._of_this_call.values()], self._model, (args, kwargs), result)
+        return result
+
+    def _copy_buffers(self) -> None:
         """Let the model work on copies of the buffers to which an earlier call assigned.
 
         A tensor that the backward needs would otherwise get the new value while it is traced.
         """
-        for key, each in known.items():
+        for key, each in self._of_all_calls.items():
             buffer = each.module._buffers[each.name]
             if buffer is not None:
-                assigned[key] = each._replace(before=buffer)
+                self._of_this_call[key] = each._replace(before=buffer)
                 with torch._C.DisableTorchFunction():
                     each.module._buffers[each.name] = buffer.detach().clone()
 
-    def settled(call: Any) -> Any:
-        @functools.wraps(call)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            nonlocal depth
-            depth += 1
-            try:
-                if depth > 1:
-                    return call(*args, **kwargs)
-                copied()
-                buffers = _buffers(model)
-                result = call(*args, **kwargs)
-                now = _buffers(model)
-                if any(
-                    now.get(key) is not buffer for key, buffer in buffers.items() if buffer is not None and key not in assigned
-                ):
-                    raise SideEffectError(ASSIGNS_STATE)  # without ``setattr``, as in ``self._buffers["mean"] = x``
-                if assigned:
-                    with torch._C.DisableTorchFunction(), torch.no_grad():
-                        _settle([*assigned.values()], model, (args, kwargs), result)
-                return result
-            finally:
-                depth -= 1
-                if not depth:
-                    for each in assigned.values():
-                        each.module._buffers[each.name] = each.before
-                    assigned.clear()
-
-        return called
-
-    with hooked("fake-runs", torch.nn.Module, "__setattr__", guarded), _with_call(model, settled):
-        yield names
+    def _restore(self) -> None:
+        for each in self._of_this_call.values():
+            each.module._buffers[each.name] = each.before
+        self._of_this_call.clear()
 
 
 @contextlib.contextmanager
@@ -140,7 +164,7 @@ def _with_call(model: torch.nn.Module, wrapped: Any) -> Iterator[None]:
             model.__dict__[_CALL] = own
 
 
-def _buffers(model: torch.nn.Module) -> dict[tuple[int, str], torch.Tensor | None]:
+def _buffers(model: torch.nn.Module) -> dict[_Key, torch.Tensor | None]:
     return {(id(module), name): buffer for module in model.modules() for name, buffer in module._buffers.items()}
 
 
