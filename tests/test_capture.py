@@ -148,10 +148,14 @@ def test_a_loss_that_needs_gradients_builds_without_infer(tmp_path: Path) -> Non
 
 
 def test_a_function_without_inputs_builds_in_silence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Dynamo's code for results names arguments that there are none of, and torch prints the traceback."""
-    aotpack.build(lambda: torch.empty(3).exponential_(2.0), (), out=tmp_path / "m", targets=("portable",))
-    assert "Traceback" not in capfd.readouterr().err
+    """torch's code for such a graph uses a name that it does not define, and torch prints the traceback."""
+    aotpack.build(_drawn, (), out=tmp_path / "m", targets=("portable",), front_ends=("dynamo",))
+    assert capfd.readouterr().err == ""
     torch.manual_seed(0)
     found = load(tmp_path / "m")()
     torch.manual_seed(0)
-    assert torch.equal(found, torch.empty(3).exponential_(2.0))
+    assert torch.equal(found, _drawn())
+
+
+def _drawn() -> Tensor:
+    return torch.empty(3).exponential_(2.0)

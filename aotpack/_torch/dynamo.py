@@ -125,8 +125,6 @@ def _capture(
     ):
         warnings.simplefilter("always")
         captured: torch.fx.GraphModule = graph_capture(model)(*args, **kwargs)
-    if not captured.graph.find_nodes(op="placeholder"):
-        raise NotImplementedError("the graph has no inputs, and the code of this front end for results then fails (_fn_args)")
     if any(node.kwargs.get("dirty_idx") for node in captured.graph.nodes):
         raise NotImplementedError("an autograd.Function marks a tensor as dirty, and this front end loses its gradient")
     if _returns_arrays(captured):
