@@ -160,6 +160,19 @@ def test_comparisons_of_tensors_are_branches(tmp_path: Path) -> None:
         bundle(X)
 
 
+def test_a_tensor_with_nan_is_not_close_to_itself(tmp_path: Path) -> None:
+    """``torch.equal`` of a tensor and itself is true, ``torch.allclose`` is not."""
+
+    def without_nan(x: Tensor) -> Tensor:
+        return x * 2 if torch.allclose(x, x) else x.nan_to_num()
+
+    out = tmp_path / "m.aotpack"
+    aotpack.build(without_nan, (X,), out=out, targets=("portable",), branches="example")
+    assert torch.equal(load(out)(X), without_nan(X))
+    with pytest.raises(BranchError, match=r"torch\.allclose"):
+        load(out)(X * torch.nan)
+
+
 class Numbers(nn.Module):
     """Compares numbers that it reads off tensors, and computes with one."""
 

@@ -172,12 +172,10 @@ class _Reads(TorchFunctionMode):
     ) -> bool:
         """Return whether two tensors are equal or close.
 
-        A tensor equals itself, and different sizes are not equal.
+        A tensor equals itself, and different sizes are not equal. A tensor with NaN is not close to itself.
         """
-        if one is other:
-            return True
-        if elementwise is torch.eq and one.shape != other.shape:
-            return False
+        if elementwise is torch.eq and (one is other or one.shape != other.shape):
+            return one is other
         return bool(self._read(torch.Tensor.__bool__, elementwise(one, other, *rest, **named).all()))
 
 
