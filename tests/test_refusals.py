@@ -200,6 +200,20 @@ def test_values_that_only_eagers_kernels_check_are_refused(target: str, tmp_path
     torch.testing.assert_close(found, wanted)
 
 
+def test_one_row_is_named_by_a_number(tmp_path: Path) -> None:
+    """An index without dimensions; ``cpu`` failed to build it."""
+
+    def rows(x: Tensor, i: Tensor) -> list[Tensor]:
+        return [x.index_select(0, i), x[0].index_select(0, i), x[0].index_add(0, i, x[1, :1]), x[0].index_copy(0, i, x[1, :1])]
+
+    x, bad = torch.randn(4, 5), torch.tensor(-1)
+    aotpack.build(rows, (x, bad + 1), out=tmp_path / "m", targets=("cpu",), methods=("infer",))
+    bundle = load(tmp_path / "m")
+    torch.testing.assert_close(bundle(x, bad + 3), rows(x, bad + 3))
+    with pytest.raises(OperatorError):
+        bundle(x, bad)
+
+
 FLOATS, IDS = torch.randn(4, 5), torch.tensor([0, 1, 2])
 OPERATORS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], Tensor]] = {
     "index": (lambda x, i: x[i], (FLOATS,), IDS),

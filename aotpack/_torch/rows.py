@@ -74,13 +74,18 @@ def _can_be_indexing(node: Node) -> bool:
 
     The kernel adds ``bfloat16`` with fewer roundings than Inductor would.
     """
-    value, index = node.args[0].meta["val"], node.args[2].meta["val"]  # type: ignore[union-attr]
+    value = node.args[0].meta["val"]  # type: ignore[union-attr]
     exact = node.target is not _aten.index_add.default or value.dtype != torch.bfloat16
-    return bool(exact and value.ndim and index.ndim)
+    return bool(exact and value.ndim)
 
 
 def _index(graph: Graph, node: Node) -> None:
     x, dim, index, *source = node.args
+    if not index.meta["val"].ndim:  # type: ignore[union-attr]
+        with graph.inserting_before(node):
+            one = graph.call_function(_aten.view.default, (index, [1]))
+        one.meta |= index.meta | {"val": index.meta["val"].view(1)}  # type: ignore[union-attr]
+        index = one
     indices = [None] * (dim % x.meta["val"].ndim) + [index]  # type: ignore[union-attr]
     alpha = node.kwargs.get("alpha", 1)
     if alpha != 1:
