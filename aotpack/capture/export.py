@@ -15,6 +15,7 @@ from .._torch import aot_autograd
 from .._torch.api import checkpoint as checkpoints
 from .._torch.api import fake_tensors
 from .._torch.api.node_lines import recorded_lines
+from .._torch.fixes.applying import apply_fixes
 from .._torch.refusals import lost_gradients
 from ..graph import source_line, views
 from .dry_run import repeat
@@ -39,7 +40,7 @@ def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
             )
         # torch.export records source lines of modules only, so for a plain function they are recorded here.
         lines = recorded_lines("forward") if isinstance(model, FunctionModule) else contextlib.nullcontext()
-        with checkpoints.kept_checkpoints() as regions, lost_gradients.kept_gradients(), lines:
+        with checkpoints.kept_checkpoints() as regions, lost_gradients.kept_gradients(), lines, apply_fixes("export"):
             exported = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.original, strict=False)
     refuse_storage_changes(exported.graph)
     mode, fake_args, fake_kwargs = fake_tensors.fake_inputs_of(exported, args, kwargs)

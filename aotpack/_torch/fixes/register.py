@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Component = Literal["inductor", "aot_autograd", "partitioner", "fake_tensor", "symbolic_shapes", "decomposition", "dynamo"]
+Component = Literal[
+    "inductor", "aot_autograd", "partitioner", "fake_tensor", "symbolic_shapes", "decomposition", "dynamo", "export"
+]
 """The part of torch that is at fault."""
 
 INDUCTOR: frozenset[Component] = frozenset({"inductor"})

@@ -254,6 +254,16 @@ FIXES = (
         takes=("joint",),
         patches=("torch._functorch.partitioners.functionalize_rng_ops", "torch._functorch.compile_utils.rand_ops"),
     ),
+    Fix(
+        id="export-regions-of-one-name",
+        component="export",
+        severity="wrong-values",
+        summary="Nested compile regions that differ are taken for the first one: `torch.export` gives them one name.",
+        upstream="pytorch#197540",
+        apply="fixes.export.regions:trace_regions_inline",
+        patches=("torch._higher_order_ops.invoke_subgraph.invoke_subgraph_placeholder",),
+        fixed_in="2.13",
+    ),
     _dynamo(
         id="dynamo-hints-of-values",
         severity="wrong-values",

@@ -1,0 +1,1 @@
+"""The code of fixes of ``torch.export``; their entries are in :mod:`..entries.tracing`."""

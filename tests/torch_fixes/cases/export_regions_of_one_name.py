@@ -1,0 +1,30 @@
+# front_ends: export
+import torch
+
+
+@torch.compiler.nested_compile_region
+def doubled(x):
+    return x * 2
+
+
+@torch.compiler.nested_compile_region
+def squared(x):
+    return x * x
+
+
+@torch.compiler.nested_compile_region
+def first(x):
+    return doubled(x)
+
+
+@torch.compiler.nested_compile_region
+def second(x):
+    return squared(x)
+
+
+def f(x):
+    return first(x) + second(x)
+
+
+def args():
+    return (torch.tensor([1.0, 2.0, 3.0]),)
