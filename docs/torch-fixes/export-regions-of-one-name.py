@@ -15,19 +15,9 @@ def squared(x):
     return x * x
 
 
-@torch.compiler.nested_compile_region
-def first(x):
-    return doubled(x)
-
-
-@torch.compiler.nested_compile_region
-def second(x):
-    return squared(x)
-
-
 class Model(torch.nn.Module):
     def forward(self, x):
-        return first(x) + second(x)
+        return doubled(x) + squared(x)
 
 
 x = torch.tensor([1.0, 2.0, 3.0])

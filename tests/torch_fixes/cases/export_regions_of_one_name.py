@@ -12,18 +12,8 @@ def squared(x):
     return x * x
 
 
-@torch.compiler.nested_compile_region
-def first(x):
-    return doubled(x)
-
-
-@torch.compiler.nested_compile_region
-def second(x):
-    return squared(x)
-
-
 def f(x):
-    return first(x) + second(x)
+    return doubled(x) + squared(x)
 
 
 def args():
