@@ -157,21 +157,23 @@ class Checked(nn.Module):
     """Operators whose values Inductor's decompositions do not check."""
 
     def forward(
-        self, x: Tensor, at: Tensor, to: Tensor, by: Tensor, p: Tensor, counts: Tensor, deviation: Tensor
+        self, x: Tensor, at: Tensor, to: Tensor, by: Tensor, p: Tensor, counts: Tensor, deviation: Tensor, row: Tensor
     ) -> tuple[Tensor, ...]:
         picked = x.index_select(1, at)
         added = x.index_add(0, to, picked[:, 0].expand(5, 4).T.sin(), alpha=2)
         copied = x.index_copy(0, by, x.cos())
+        of_complex = torch.view_as_real(torch.complex(x, x).index_copy(0, row, torch.complex(x.sin(), x)))
         drawn = torch.bernoulli(p.round())
         repeated = x.repeat_interleave(counts, 0, output_size=8)
-        return picked, added, copied, F.binary_cross_entropy(p, drawn), repeated, torch.normal(0.0, deviation) * 0
+        normal = torch.normal(0.0, deviation) * 0
+        return picked, added, copied, of_complex, F.binary_cross_entropy(p, drawn), repeated, normal
 
 
 @pytest.mark.parametrize("target", ["portable", "cpu"])
 def test_values_that_only_eagers_kernels_check_are_refused(target: str, tmp_path: Path) -> None:
     """The values of pytorch#197554: negative indices of rows, probabilities, sums of repeats, and deviations."""
     x, ids, p = torch.randn(4, 5, requires_grad=True), torch.arange(4), torch.rand(4, requires_grad=True)
-    given = [x, ids, ids, ids, p, torch.full((4,), 2), torch.ones(4)]
+    given = [x, ids, ids, ids, p, torch.full((4,), 2), torch.ones(4), ids]
     aotpack.build(Checked(), tuple(given), out=tmp_path / "m", targets=(target,), methods=("train",))
     bundle, eager = load(tmp_path / "m"), Checked()
     wrong = [
@@ -182,6 +184,7 @@ def test_values_that_only_eagers_kernels_check_are_refused(target: str, tmp_path
         (4, torch.nan, "between 0 and 1|p_in <= 1"),
         (5, 3, "repeat_interleave"),
         (6, -1.0, "std >= 0"),
+        (7, -1, "index_copy"),
     ]
     for argument, value, message in wrong:
         bad = [*given]

@@ -72,11 +72,12 @@ def recompute_rows() -> Iterator[None]:
 def _can_be_indexing(node: Node) -> bool:
     """Whether Inductor has indexing for these tensors; otherwise it calls the operator's kernel.
 
-    The kernel adds ``bfloat16`` with fewer roundings than Inductor would.
+    The kernel adds ``bfloat16`` with fewer roundings than Inductor would. For complex tensors Inductor
+    calls the kernel of indexing, which counts negative indices from the end.
     """
     value = node.args[0].meta["val"]  # type: ignore[union-attr]
     exact = node.target is not _aten.index_add.default or value.dtype != torch.bfloat16
-    return bool(exact and value.ndim)
+    return bool(exact and value.ndim and not value.is_complex())
 
 
 def _index(graph: Graph, node: Node) -> None:
@@ -84,7 +85,7 @@ def _index(graph: Graph, node: Node) -> None:
     if not index.meta["val"].ndim:  # type: ignore[union-attr]
         with graph.inserting_before(node):
             one = graph.call_function(_aten.view.default, (index, [1]))
-        one.meta |= index.meta | {"val": index.meta["val"].view(1)}  # type: ignore[union-attr]
+        one.meta |= index.meta | {"val": index.meta["val"].view(1)}  # type: ignore[union-attr,operator]
         index = one
     indices = [None] * (dim % x.meta["val"].ndim) + [index]  # type: ignore[union-attr]
     alpha = node.kwargs.get("alpha", 1)

@@ -132,14 +132,14 @@ class ProcessCopy:
             os._exit(status)  # no handler of the original runs: it will remove its own temporary files
 
     def result(self) -> Any:
-        """Wait for the result, and repeat the copy's warnings.
+        """Wait for the result, and show the copy's warnings. The filters of warnings were applied in the copy.
 
         Raises:
             ProcessCopyError: the copy ended without a result.
         """
         result, shown = self._received.result()
         for message, category, filename, lineno in shown:
-            warnings.warn_explicit(message, category, filename, lineno)
+            warnings.showwarning(message, category, filename, lineno)
         return result
 
     def end(self) -> None:
