@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -48,3 +49,18 @@ def keep_attributes_separate() -> Iterator[None]:
     fix = "dynamo-attributes-of-the-model"
     with patched(fix, functional_export, name, unmixed) if original is not None else contextlib.nullcontext():
         yield
+
+
+def know_builtins() -> contextlib.AbstractContextManager[Any]:
+    """Let the code that Dynamo writes for results refer to Python's own names, such as ``type``. Subclasses of
+    ``OrderedDict`` are made with it, and so are the outputs of ``transformers``.
+    """
+    name = "create_fx_graph_from_captured_output"
+    original = getattr(functional_export, name)
+
+    def with_builtins(out: Any, *rest: Any) -> Any:
+        found = out.graph_capture_output
+        found.f_globals = vars(builtins) | found.f_globals
+        return original(out, *rest)
+
+    return patched("dynamo-references-to-builtins", functional_export, name, with_builtins)

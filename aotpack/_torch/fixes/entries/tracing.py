@@ -281,6 +281,15 @@ FIXES = (
         patches=("torch._dynamo.functional_export.create_fx_graph_from_captured_output",),
     ),
     _dynamo(
+        id="dynamo-references-to-builtins",
+        severity="refuses",
+        summary="A result that is a subclass of `OrderedDict` is rejected: its code refers to `type`, which is built in.",
+        searched="2026-11-26",
+        apply="fixes.dynamo.capture:know_builtins",
+        patches=("torch._dynamo.functional_export.create_fx_graph_from_captured_output",),
+        fixed_in="2.13",
+    ),
+    _dynamo(
         id="dynamo-results-of-functions",
         severity="strides",
         summary="A result of an `autograd.Function` that is its argument is that argument itself; eager returns another tensor.",
