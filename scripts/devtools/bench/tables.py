@@ -31,13 +31,14 @@ def start(result: Mapping[str, Any]) -> str:
 
 def step(result: Mapping[str, Any]) -> str:
     kinds = dict.fromkeys(kind for found in result["cases"].values() for kind in found["seconds"])
-    head = ["", *map(kind_name, kinds), "bundle / `torch.compile`", "bundle / eager"]
+    head = ["", *map(kind_name, kinds), "bundle / `torch.compile`", "bundle / eager", "measured"]
     rows = [
         [
             title,
             *(time(found["seconds"][kind]) if kind in found["seconds"] else "" for kind in kinds),
             times(found["ratio_to_compile"]["cpu"]),
             times(found["seconds"]["cpu"] / found["seconds"]["eager"]),
+            row_measured_on(found),
         ]
         for title, found in result["cases"].items()
     ]

@@ -1,11 +1,17 @@
-"""Steady steps in one process: tiny to large batches, one thread and all, with an optimizer, and inference."""
+"""Steady steps in one process: tiny to large batches, one thread and all, with an optimizer, and inference.
+
+``--networks`` measures the rows of the named networks again, and keeps the others. Each row says
+when it was measured, and at which load.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from devtools.bench.runner import BOTH, PROCESSES, Bench, Case, example, network
+from devtools.machine import measured_now
 
 GOAL = 1.0
 
@@ -43,11 +49,15 @@ def variants(bench: Bench) -> list[Variant]:
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    cases = {}
+    file = bench.results / "step.json"
+    partial_run = bench.networks is not None and file.exists() and not bench.quick
+    cases: dict[str, Any] = json.loads(file.read_text())["cases"] if partial_run else {}
     for variant in variants(bench):
-        for threads in (1, 0):
-            title = f"{variant.title}, {'one thread' if threads else 'all threads'}"
-            cases[title] = _measured(bench, variant, threads)
+        if bench.networks is None or variant.case.name in bench.networks:
+            for threads in (1, 0):
+                measured = measured_now()
+                title = f"{variant.title}, {'one thread' if threads else 'all threads'}"
+                cases[title] = {**_measured(bench, variant, threads), "measured": measured}
     return {"cases": cases, "ratios": {title: found["ratio_to_compile"]["cpu"] for title, found in cases.items()}}
 
 
