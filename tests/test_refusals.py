@@ -204,17 +204,23 @@ def test_values_that_only_eagers_kernels_check_are_refused(target: str, tmp_path
 
 
 def test_one_row_is_named_by_a_number(tmp_path: Path) -> None:
-    """An index without dimensions; ``cpu`` failed to build it."""
+    """An index without dimensions, and rows of tensors without dimensions; ``cpu`` failed to build both."""
 
-    def rows(x: Tensor, i: Tensor) -> list[Tensor]:
-        return [x.index_select(0, i), x[0].index_select(0, i), x[0].index_add(0, i, x[1, :1]), x[0].index_copy(0, i, x[1, :1])]
+    def rows(x: Tensor, i: Tensor, only: Tensor) -> list[Tensor]:
+        number, other = x[0, 0].sin(), x[1, 1:2]
+        of_numbers = [number.index_select(0, only), number.index_copy(0, only, other), number.index_add(0, only, x[2, 2])]
+        of_vectors = [x[0].index_select(0, i), x[0].index_add(0, i, other, alpha=2), x[0].index_copy(0, i, other)]
+        return [x.index_select(0, i), *of_vectors, *of_numbers, number.index_select(0, only.view(1))]
 
-    x, bad = torch.randn(4, 5), torch.tensor(-1)
-    aotpack.build(rows, (x, bad + 1), out=tmp_path / "m", targets=("cpu",), methods=("infer",))
+    x, bad, first = torch.randn(4, 5), torch.tensor(-1), torch.tensor(0)
+    aotpack.build(rows, (x, bad + 1, first), out=tmp_path / "m", targets=("cpu",), methods=("infer",))
     bundle = load(tmp_path / "m")
-    torch.testing.assert_close(bundle(x, bad + 3), rows(x, bad + 3))
-    with pytest.raises(OperatorError):
-        bundle(x, bad)
+    torch.testing.assert_close(bundle(x, bad + 3, first), rows(x, bad + 3, first))
+    for wrong in ((x, bad, first), (x, first, bad)):
+        with pytest.raises((IndexError, RuntimeError)):
+            rows(*wrong)
+        with pytest.raises(OperatorError):
+            bundle(*wrong)
 
 
 FLOATS, IDS = torch.randn(4, 5), torch.tensor([0, 1, 2])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._functorch import partitioners
@@ -36,7 +36,7 @@ def as_indexing(module: GraphModule) -> None:
         if isinstance(part, GraphModule):
             found = [node for operator in ROWS for node in part.graph.find_nodes(op="call_function", target=operator)]
             for node in filter(_can_be_indexing, found):
-                _index(part.graph, node)
+                _index(part.graph, node if _value(node.args[0]).ndim else _on_a_vector(part.graph, node))
             if found:
                 part.recompile()
 
@@ -75,27 +75,46 @@ def _can_be_indexing(node: Node) -> bool:
     The kernel adds ``bfloat16`` with fewer roundings than Inductor would. For complex tensors Inductor
     calls the kernel of indexing, which counts negative indices from the end.
     """
-    value = node.args[0].meta["val"]  # type: ignore[union-attr]
-    exact = node.target is not _aten.index_add.default or value.dtype != torch.bfloat16
-    return bool(exact and value.ndim and not value.is_complex())
+    value = _value(node.args[0])
+    kernel_adds = node.target is _aten.index_add.default and (value.dtype == torch.bfloat16 or not value.ndim)
+    return not (kernel_adds or value.is_complex())
+
+
+def _on_a_vector(graph: Graph, node: Node) -> Node:
+    """Let a node of a tensor without dimensions be a view of one that takes a vector. Returns the latter."""
+    x, _, index, *source = cast("tuple[Any, ...]", node.args)
+    with graph.inserting_before(node):
+        x, *source = [_viewed(graph, each, [1]) for each in (x, *source)]
+        inner = graph.create_node("call_function", node.target, (x, 0, index, *source), node.kwargs)
+    inner.meta |= node.meta | {"val": _value(node).view(1)}
+    node.target, node.args, node.kwargs = _aten.view.default, (inner, [*_value(node).shape]), {}
+    return inner
 
 
 def _index(graph: Graph, node: Node) -> None:
-    x, dim, index, *source = node.args
-    if not index.meta["val"].ndim:  # type: ignore[union-attr]
-        with graph.inserting_before(node):
-            one = graph.call_function(_aten.view.default, (index, [1]))
-        one.meta |= index.meta | {"val": index.meta["val"].view(1)}  # type: ignore[union-attr,operator]
-        index = one
-    indices = [None] * (dim % x.meta["val"].ndim) + [index]  # type: ignore[union-attr]
-    alpha = node.kwargs.get("alpha", 1)
-    if alpha != 1:
-        with graph.inserting_before(node):
+    x, dim, index, *source = cast("tuple[Any, ...]", node.args)
+    with graph.inserting_before(node):
+        if not _value(index).ndim:
+            index = _viewed(graph, index, [1])
+        alpha: Any = node.kwargs.get("alpha", 1)
+        if alpha != 1:
             scaled = graph.call_function(_aten.mul.Tensor, (source[0], alpha))
-        scaled.meta |= node.meta | {"val": source[0].meta["val"] * alpha}  # type: ignore[union-attr]
-        source = [scaled]
+            scaled.meta |= node.meta | {"val": _value(source[0]) * alpha}
+            source = [scaled]
+    indices = [None] * (dim % _value(x).ndim) + [index]
     node.meta[_MARK] = node.target
     adds = node.target is _aten.index_add.default
     node.target = _aten.index_put.default if source else _aten.index.Tensor
     node.args = (x, indices, *source, *([True] if adds else []))
     node.kwargs = {}
+
+
+def _viewed(graph: Graph, node: Any, size: list[int]) -> Node:
+    view = graph.call_function(_aten.view.default, (node, size))
+    view.meta |= node.meta | {"val": _value(node).view(size)}
+    return view
+
+
+def _value(node: Any) -> torch.Tensor:
+    value: torch.Tensor = node.meta["val"]
+    return value
