@@ -29,7 +29,7 @@ def make_scans_traceable() -> Iterator[None]:
     if implementation is None:
         create, operator = _SCANS.create_bw_fn, _SCANS.ScanAutogradOp
         with (
-            hooked("aot-scan-returns-a-result-twice", _SCANS, "create_bw_fn", _with_dense_gradients(create)),
+            patched("aot-scan-returns-a-result-twice", _SCANS, "create_bw_fn", _with_dense_gradients(create)),
             hooked("aot-scan-returns-a-result-twice", operator, "apply", _with_carry_followed(operator.apply)),
         ):
             yield
