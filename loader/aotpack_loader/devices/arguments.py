@@ -14,7 +14,7 @@ import torch
 
 from ..errors import CorruptBundleError, Problem
 from ..format import schema
-from ..format.shared_checks import flat
+from ..format.validate import flat
 
 _NUMBER: Final = (bool, int, schema.FloatArg)
 _LITERALS: Final[dict[str, tuple[tuple[type, ...], str]]] = {

@@ -6,12 +6,12 @@ opened, so that all later code can rely on its indices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from ..errors import CorruptBundleError, Problem
-from . import containers, interface, modules, schema, subclasses
-from .shared_checks import in_range, refuse
-from .validate_expressions import expression_problems
+from . import containers, expressions, interface, modules, schema, subclasses
+from .interface import call_trees
 from .versions import AUTOCAST_VARIANTS
 
 MAX_DEPTH = 64
@@ -39,21 +39,10 @@ def validate_program(program: schema.Program, where: str) -> None:
     refuse(where, problems)
 
 
-def call_trees(tree: schema.Tree) -> tuple[schema.TupleNode, schema.DictNode]:
-    """The trees of positional and of keyword arguments (A1).
-
-    Raises:
-        CorruptBundleError: ``tree`` is something else.
-    """
-    if isinstance(tree, schema.TupleNode) and len(tree.items) == 2:
-        args, kwargs = tree.items
-        if isinstance(args, schema.TupleNode) and isinstance(kwargs, schema.DictNode) and _are_names(kwargs.keys):
-            return args, kwargs
-    raise CorruptBundleError("the inputs are not a tuple of positional arguments and a dict of keyword arguments")
-
-
-def _are_names(keys: Iterable[object]) -> bool:
-    return all(isinstance(key, str) for key in keys)
+def refuse(where: str, problems: list[Problem]) -> None:
+    """Raise an error that lists the broken rules of document ``where``, if there are any."""
+    if problems:
+        raise CorruptBundleError(f"The document {where} breaks the rules of the format.", problems[:50])
 
 
 def _tree_problems(program: schema.Program) -> Iterator[Problem]:
@@ -138,7 +127,7 @@ def _method_problems(program: schema.Program) -> Iterator[Problem]:
                 yield Problem(at, "C5: two methods serve the same mode")
             served.add(key)
         yield from _signature_problems(method, entries, at)
-        yield from expression_problems(method, at)
+        yield from _expression_problems(method, at)
         if method.backward is not None:
             yield from _backward_problems(method, method.backward, at)
             if method.backward.second is not None and not _is_second(program, method, method.backward):
@@ -313,7 +302,97 @@ def _source_problems(sources: list[list[int]], results: list[schema.Result], at:
                 yield Problem(f"{at}[{i}]", f"C41: result {i} or result {j} is no tensor")
 
 
+def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
+    """C13: every expression parses, and uses only the method's symbols. A2: arguments determine all symbols."""
+    known = {symbol.name for symbol in method.symbols}
+    if len(known) != len(method.symbols):
+        yield Problem(f"{at}.symbols", "C13: a symbol is declared twice")
+    if any(symbol.maximum is not None and symbol.maximum < symbol.minimum for symbol in method.symbols):
+        yield Problem(f"{at}.symbols", "C13: the maximum of a symbol is below its minimum")
+    sizes = {size for leaf in method.leaves for size in subclasses.leaf_sizes(leaf)}
+    if unbound := known - sizes:
+        yield Problem(f"{at}.symbols", f"A2: no argument determines the sizes {', '.join(sorted(unbound))}")
+    for symbol in known:
+        if not expressions.is_symbol(symbol):
+            yield Problem(f"{at}.symbols", f"C13: {symbol!r} is not a valid symbol name")
+    yield from unknown_symbols(_expressions_before(method), known, at)
+    measured = Counter(symbol.name for symbol in method.output_symbols)
+    for i, size in enumerate(method.output_symbols):
+        where = f"{at}.output_symbols[{i}]"
+        yield from in_range(where, "C24", [(size.output, method.num_outputs)])
+        if not expressions.is_symbol(size.name) or size.name in known or measured[size.name] > 1:
+            yield Problem(where, f"C24: {size.name!r} is not a symbol, or is declared twice")
+        if size.minimum is not None and size.maximum is not None and size.maximum < size.minimum:
+            yield Problem(where, "C24: the maximum is below the minimum")
+    needed = {symbol.name for symbol in method.output_symbols if symbol.needed}
+    yield from unknown_symbols(_expressions_after(method), known | needed, at)
+
+
+def unknown_symbols(found: Iterable[tuple[str, str]], known: Collection[str], at: str) -> Iterator[Problem]:
+    for where, text in found:
+        try:
+            expressions.parse(text)
+        except CorruptBundleError as error:
+            yield Problem(f"{at}{where}", f"C13: {error.summary}")
+            continue
+        if unknown := expressions.symbols(text).difference(known):
+            yield Problem(f"{at}{where}", f"C13: unknown symbols {', '.join(sorted(unknown))}")
+
+
+def _expressions_before(method: schema.Method) -> Iterator[tuple[str, str]]:
+    """Expressions that are evaluated before the forward runs."""
+    for text in method.constraints:
+        yield ".constraints", text
+    for size in method.sizes:
+        if isinstance(size, str):
+            yield ".sizes", size
+    for i, leaf in enumerate(method.leaves):
+        strides = (leaf.stride or []) if isinstance(leaf, schema.TensorLeaf) else []
+        own = leaf.shape if isinstance(leaf, schema.TensorLeaf) else subclasses.leaf_sizes(leaf)
+        yield from ((f".leaves[{i}]", size) for size in [*own, *strides] if isinstance(size, str))
+
+
+def _expressions_after(method: schema.Method) -> Iterator[tuple[str, str]]:
+    """Expressions that are evaluated after the forward."""
+    for i, mutation in enumerate(method.mutations):
+        if mutation.geometry is not None:
+            sizes = [*mutation.geometry.shape, *mutation.geometry.stride, mutation.geometry.offset]
+            yield from ((f".mutations[{i}].geometry", size) for size in sizes if isinstance(size, str))
+    for i, result in enumerate(method.results):
+        if isinstance(result, schema.SizeResult) and isinstance(result.expr, str):
+            yield f".results[{i}]", result.expr
+        elif isinstance(result, schema.AliasResult):
+            arguments = [a for step in result.view for a in [*step.args, *step.kwargs.values()]]
+            yield from ((f".results[{i}].view", arg.value) for arg in flat(arguments) if isinstance(arg, schema.ExprArg))
+    for path, subclass in subclasses.of_method(method, ""):
+        yield from ((path, size) for size in subclasses.sizes(subclass) if isinstance(size, str))
+    if method.backward is not None:
+        for i, saved in enumerate(method.backward.saved):
+            if isinstance(saved, schema.SavedSize) and isinstance(saved.expr, str):
+                yield f".backward.saved[{i}]", saved.expr
+        for i, tangent in enumerate(method.backward.tangents):
+            for size in [*tangent.shape, *(tangent.stride or [])]:
+                if isinstance(size, str):
+                    yield f".backward.tangents[{i}]", size
+
+
+def flat(args: Iterable[object]) -> Iterator[object]:
+    """Arguments of an operator, including those in lists."""
+    for arg in args:
+        if isinstance(arg, list):
+            yield from flat(arg)
+        else:
+            yield arg
+
+
 def _leaves(tree: schema.Tree) -> int:
     if isinstance(tree, schema.GivenNode):
         return 0
     return 1 if isinstance(tree, schema.LeafNode) else sum(map(_leaves, tree.items))
+
+
+def in_range(at: str, rule: str, pairs: Iterable[tuple[int, int]]) -> Iterator[Problem]:
+    """Report indices that are not below their counts."""
+    for index, count in pairs:
+        if index >= count:
+            yield Problem(at, f"{rule}: index {index} is out of range, there are {count}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..errors import Problem
 from . import schema, subgraphs
-from .shared_checks import flat, refuse
+from .validate import flat, refuse
 
 
 def validate_graph(graph: schema.Graph, where: str) -> None:

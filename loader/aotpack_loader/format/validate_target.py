@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator
 
 from ..errors import Problem
 from . import donations, schema, subclasses
-from .shared_checks import in_range, refuse
-from .validate_expressions import unknown_symbols
+from .validate import in_range, refuse, unknown_symbols
 
 
 def validate_target(target: schema.Target, program: schema.Program, where: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ..errors import Problem
 from . import donations, schema, subclasses
 from .computations import computations, of_method
-from .shared_checks import in_range, refuse
+from .validate import in_range, refuse
 
 
 def validate_computations(target: schema.Target, program: schema.Program, where: str) -> None:

@@ -18,7 +18,7 @@ from ..devices import cpuinfo
 from ..devices.aoti import AotiDevice, AotiExecutable
 from ..errors import DirectoryError
 from ..format import media_types, schema
-from ..format.validate import call_trees
+from ..format.interface import call_trees
 from ..module.outline import ModuleOutline, Outline
 from ..module.program import LoadInfo
 from ..options import LoadOptions

@@ -12,7 +12,7 @@ from typing import Any
 from ..devices.literals import literal
 from ..errors import Problem
 from ..format import schema
-from ..format.validate import call_trees
+from ..format.interface import call_trees
 from .tree import MISSING, Flattener, count_leaves, flattener
 
 Describe = Callable[[Any], str]
