@@ -8,7 +8,6 @@ of submodules, some of their modes.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from types import FunctionType, MethodType
@@ -130,26 +129,6 @@ def _hooks_of(module: nn.Module) -> Iterator[Any]:
 
 class HookWarning(UserWarning):
     """Hooks for the modules of all models see a loaded bundle as one module."""
-
-
-def warn_of_global_hooks() -> None:
-    """Warn that hooks for the modules of all models do not run for submodules. Python shows it once."""
-    warnings.warn(
-        "Hooks for all modules (register_module_forward_hook and the like; FlopCounterMode uses them) run "
-        "for a loaded bundle as a whole. They do not run for its submodules, which are compiled in. "
-        "Native code adds nothing to a count of operations; load the bundle with backend='portable' to count them.",
-        HookWarning,
-        stacklevel=4,
-    )
-
-
-def retraced_error(tool: str) -> EditError:
-    """The error for ``tool``, which traces a bundle to rewrite or to export it."""
-    hint = "Trace and rewrite the model itself, and build the bundle from the GraphModule."
-    return EditError(
-        f"{tool} cannot trace a loaded bundle: its graphs are compiled, and take real tensors.",
-        hint=hint if tool == "torch.fx" else "Do it with the model itself.",
-    )
 
 
 def _hooks(module: nn.Module) -> Iterator[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -9,8 +10,8 @@ import torch
 from torch import nn
 
 from .._torch_compat import has_global_hooks, is_traced, may_be_recorded, recorded_call, recorder, skipped
-from ..errors import AotpackError, InputError, ModeError, Problem
-from .edits import Edits, Watched, retraced_error, warn_of_global_hooks
+from ..errors import AotpackError, EditError, InputError, ModeError, Problem
+from .edits import Edits, HookWarning, Watched
 from .submodules import Slots, add_modules, add_state, computed_state, modes_after, shown
 
 if TYPE_CHECKING:
@@ -125,9 +126,9 @@ class LoadedProgram(Watched):
 
     def _aotpack_run(self, call: MethodCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if has_global_hooks():
-            warn_of_global_hooks()
+            _warn_of_global_hooks()
         if may_be_recorded() and (tool := recorder()):
-            raise retraced_error(tool)
+            raise _retraced_error(tool)
         try:
             results = call.natively(args, kwargs, self._aotpack_slots)
             if results is not None:
@@ -135,13 +136,13 @@ class LoadedProgram(Watched):
             return call(args, kwargs, self._aotpack_state())
         except InputError as error:
             if tool := recorder():
-                raise retraced_error(tool) from error
+                raise _retraced_error(tool) from error
             if (recorded := recorded_call(self, args, kwargs)) is not None:
                 return recorded
             raise
         except RuntimeError as error:
             if type(args) is not tuple:  # torch.fx passes another type
-                raise retraced_error("torch.fx") from error
+                raise _retraced_error("torch.fx") from error
             from ..runtime.branches import BRANCH_MESSAGE, branch_error  # only for errors
 
             if BRANCH_MESSAGE not in str(error):
@@ -209,7 +210,7 @@ class LoadedProgram(Watched):
             return super().load_state_dict(entries, strict=strict, assign=assign)
 
     def __prepare_scriptable__(self) -> NoReturn:
-        raise retraced_error("torch.jit.script")
+        raise _retraced_error("torch.jit.script")
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise AotpackError(
@@ -228,3 +229,23 @@ class LoadedProgram(Watched):
     def extra_repr(self) -> str:
         loaded = f"{self.aotpack.path}, backend={self.aotpack.backend}"
         return f"{shown(self._aotpack_text)}\n{loaded}" if self._aotpack_text else loaded
+
+
+def _warn_of_global_hooks() -> None:
+    """Warn that hooks for the modules of all models do not run for submodules. Python shows it once."""
+    warnings.warn(
+        "Hooks for all modules (register_module_forward_hook and the like; FlopCounterMode uses them) run "
+        "for a loaded bundle as a whole. They do not run for its submodules, which are compiled in. "
+        "Native code adds nothing to a count of operations; load the bundle with backend='portable' to count them.",
+        HookWarning,
+        stacklevel=4,
+    )
+
+
+def _retraced_error(tool: str) -> EditError:
+    """The error for ``tool``, which traces a bundle to rewrite or to export it."""
+    hint = "Trace and rewrite the model itself, and build the bundle from the GraphModule."
+    return EditError(
+        f"{tool} cannot trace a loaded bundle: its graphs are compiled, and take real tensors.",
+        hint=hint if tool == "torch.fx" else "Do it with the model itself.",
+    )
