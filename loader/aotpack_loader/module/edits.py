@@ -28,6 +28,7 @@ _AVERAGE = (
     "A bundle averages statistics only of torch's own BatchNorm classes. Use update_bn on the model itself, and load its "
     "state_dict(). Statistics that update_bn had reset are as before."
 )
+_COMPILED = "the submodules are compiled in"
 _ANY_MODULE = frozenset(dir(nn.Module))
 _OWN = _ANY_MODULE - {"forward"}
 """What torch's own code looks up: another ``train`` or ``state_dict`` of an instance acts as in eager."""
@@ -150,14 +151,11 @@ class Submodules(dict[str, Any]):
         super().__init__()
         self.path = path
 
-    def _refuse(self, name: Any, what: str, hint: str = "") -> NoReturn:
-        raise refusal(_join(self.path, str(name)), f"{what}; the submodules are compiled in", hint or _WRAP)
+    def _refuse(self, name: Any, what: str) -> NoReturn:
+        raise refusal(_join(self.path, str(name)), f"{what}; {_COMPILED}", _WRAP)
 
     def __setitem__(self, name: str, module: Any) -> None:
-        if self.get(name) is not module and not is_parametrization(name, module):
-            kind = article(type(module).__name__)
-            what = f"cannot become {kind}" if name in self else f"{kind} cannot be added"
-            self._refuse(name, what, _alternative([type(module)]))
+        _check_submodule(self, _join(self.path, str(name)), name, module)
         super().__setitem__(name, module)
 
     def __delitem__(self, name: str) -> None:
@@ -334,35 +332,54 @@ class Watched(nn.Module):
 
 def _check_set(module: Watched, name: str, value: Any) -> None:
     """Refuse an assignment that would have no effect, or another effect than in eager."""
-    path, attributes = _join(module._aotpack_path, name), vars(module)
-    if isinstance(value, nn.Module) or name in attributes["_modules"]:
-        if attributes["_modules"].get(name) is not value and not is_parametrization(name, value):
-            kind = article(type(value).__name__)
-            what = f"cannot become {kind}" if name in attributes["_modules"] else f"{kind} cannot be added"
-            raise refusal(path, f"{what}; the submodules are compiled in", _alternative([type(value)]) or _WRAP)
+    path, submodules = _join(module._aotpack_path, name), vars(module)["_modules"]
+    if isinstance(value, nn.Module) or name in submodules:
+        _check_submodule(submodules, path, name, value)
     elif name in module._aotpack_held or name == "training":
         pass  # looked at by the next call
     elif isinstance(value, (nn.Parameter, nn.Buffer)):
         module._aotpack_refuse_new(name, value, "parameter" if isinstance(value, nn.Parameter) else "buffer")
     elif name in module._aotpack_known:
-        old = module._aotpack_known[name]
-        if not is_same(value, old) and not (name == "momentum" and value is None and module._aotpack_can_average(old)):
-            if name == "momentum" and value is None:
-                module._aotpack_edits.undo_resets()
-            hint = _AVERAGE if name == "momentum" and value is None else _REBUILD
-            raise refusal(path, f"was {old!r} at the build, and is compiled in: it cannot become {value!r}", hint)
+        _check_constant(module, path, name, value)
     elif name == "__class__":
-        if value.forward is not type(module).forward and not _adds_only(module, value):
-            raise refusal(
-                path.rpartition(".")[0], f"cannot become {article(value.__name__)}; its forward would not run", _REBUILD
-            )
-    elif name == "qconfig":
+        _check_class(module, value)
+    else:
+        _check_code(module, path, name, value)
+
+
+def _check_submodule(submodules: Mapping[str, Any], path: str, name: str, value: Any) -> None:
+    if submodules.get(name) is not value and not is_parametrization(name, value):
+        kind = article(type(value).__name__)
+        what = f"cannot become {kind}" if name in submodules else f"{kind} cannot be added"
+        raise refusal(path, f"{what}; {_COMPILED}", _alternative([type(value)]) or _WRAP)
+
+
+def _check_constant(module: Watched, path: str, name: str, value: Any) -> None:
+    """Refuse another value of a plain attribute. ``momentum = None`` averages statistics, where calls can do that."""
+    old, averages = module._aotpack_known[name], name == "momentum" and value is None
+    if not is_same(value, old) and not (averages and module._aotpack_can_average(old)):
+        if averages:
+            module._aotpack_edits.undo_resets()
+        message = f"was {old!r} at the build, and is compiled in: it cannot become {value!r}"
+        raise refusal(path, message, _AVERAGE if averages else _REBUILD)
+
+
+def _check_class(module: Watched, kind: type[nn.Module]) -> None:
+    if kind.forward is not type(module).forward and not _adds_only(module, kind):
+        message = f"cannot become {article(kind.__name__)}; its forward would not run"
+        raise refusal(module._aotpack_path, message, _REBUILD)
+
+
+def _check_code(module: Watched, path: str, name: str, value: Any) -> None:
+    """Refuse to set what is part of the original's code, or would never run."""
+    is_method = name == "forward" or (isinstance(value, _FUNCTIONS) and name not in _OWN)
+    if name == "qconfig":
         raise refusal(path, "cannot be set; the element types are compiled in", "Quantize the model, and build it again.")
-    elif name in module._aotpack_names and not (name == "forward" and module._aotpack_is_root):
+    if name in module._aotpack_names and not (name == "forward" and module._aotpack_is_root):
         raise refusal(path, "is part of the original's code, which is compiled in", _REBUILD)
-    elif name == "_modules":
-        raise refusal(path, "cannot be replaced; the submodules are compiled in", _WRAP)
-    elif not module._aotpack_is_root and (name == "forward" or (isinstance(value, _FUNCTIONS) and name not in _OWN)):
+    if name == "_modules":
+        raise refusal(path, f"cannot be replaced; {_COMPILED}", _WRAP)
+    if is_method and not module._aotpack_is_root:
         raise refusal(path, "cannot be replaced; submodules only hold parameters, and their methods never run", _REBUILD)
 
 
