@@ -17,10 +17,24 @@ from aotpack_loader.format import expressions
 from .._torch.api.shape_env import SIZE_FUNCTIONS, divided, modulo
 from .._torch.api.torch_types import ShapeEnv, int_oo
 
-_CALLS = {"Max": "max", "Min": "min"}
-_REAL_FUNCTIONS = {"ToFloat": "float", "TruncToInt": "trunc", "FloorToInt": "floor", "CeilToInt": "ceil", "RoundToInt": "round"}
-_REAL_FUNCTIONS |= {"OpaqueUnaryFn_sqrt": "sqrt"}
-_RELATIONS = {
+_CALLS = {
+    "Max": "max",
+    "Min": "min",
+    "FloatPow": "pow",
+    "OpaqueUnaryFn_sqrt": "sqrt",
+    "ToFloat": "float",
+    "TruncToInt": "trunc",
+    "FloorToInt": "floor",
+    "CeilToInt": "ceil",
+    "RoundToInt": "round",
+}
+_OPERATORS = {
+    "FloorDiv": "//",
+    "CleanDiv": "//",
+    "IntTrueDiv": "/",
+    "FloatTrueDiv": "/",
+    "Mod": "%",
+    "PythonMod": "%",
     "Equality": "==",
     "Unequality": "!=",
     "StrictLessThan": "<",
@@ -59,25 +73,15 @@ def render(expr: Any) -> str:
         return _render_product(expr)
     if isinstance(expr, sympy.Pow) and isinstance(expr.exp, sympy.Integer) and expr.exp > 0:
         return "(" + " * ".join([render(expr.base)] * int(expr.exp)) + ")"
-    if name in ("FloorDiv", "CleanDiv"):
-        return f"({render(expr.args[0])} // {render(expr.args[1])})"
-    if name in ("IntTrueDiv", "FloatTrueDiv"):
-        return f"({render(expr.args[0])} / {render(expr.args[1])})"
-    if name in _REAL_FUNCTIONS:
-        return f"{_REAL_FUNCTIONS[name]}({render(expr.args[0])})"
-    if name == "FloatPow":
-        return f"pow({render(expr.args[0])}, {render(expr.args[1])})"
     if isinstance(expr, sympy.Float):
         return _render_real(float(expr))
-    if name in ("Mod", "PythonMod"):
-        return f"({render(expr.args[0])} % {render(expr.args[1])})"
     if name == "ModularIndexing":
         base, divisor, modulus = map(render, expr.args)
         return f"(({base} // {divisor}) % {modulus})"
     if name in _CALLS:
         return f"{_CALLS[name]}({', '.join(render(arg) for arg in expr.args)})"
-    if name in _RELATIONS:
-        return f"({render(expr.args[0])} {_RELATIONS[name]} {render(expr.args[1])})"
+    if name in _OPERATORS:
+        return f"({render(expr.args[0])} {_OPERATORS[name]} {render(expr.args[1])})"
     if isinstance(expr, (sympy.And, sympy.Or)):
         word = " and " if isinstance(expr, sympy.And) else " or "
         return "(" + word.join(sorted(render(arg) for arg in expr.args)) + ")"

@@ -4,7 +4,7 @@ something else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.fx import GraphModule, Node
@@ -50,6 +50,7 @@ def problems(module: GraphModule, key: str) -> Iterator[Problem]:
 
 
 def _refusal(node: Node) -> str:
+    """Why XLA cannot compute a node; empty if it can."""
     if node.op == "get_attr":
         return "" if all(_runs(user, node) for user in node.users) else _HELD
     if node.op == "output":
@@ -59,22 +60,27 @@ def _refusal(node: Node) -> str:
         return ""
     if node.target in _CHECKS:
         return f"checks a size or a number that {_VARIES}"
-    target, values = node.target, pytree.tree_leaves(node.meta["val"])
-    if target is CALL_ON_COPIES:
-        target = node.args[0]  # type: ignore[assignment]
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        if target not in CONTROL_FLOW:
-            return f"higher_order.{target.name()} has no form for XLA{_INSTEAD.get(target.name(), '')}"
-        if target is _WHILE_LOOP and not all(isinstance(value, torch.Tensor) for value in values):
-            return "carries a Python number between iterations; carry a tensor, torch.tensor(0) in place of 0"
+    return _refusal_of_call(node)
+
+
+def _refusal_of_call(node: Node) -> str:
+    target = node.args[0] if node.target is CALL_ON_COPIES else node.target
+    values = pytree.tree_leaves(node.meta["val"])
+    if isinstance(target, torch._ops.HigherOrderOperator) and (message := _refusal_of_control_flow(target, values)):
+        return message
     for value in values:
         if message := _bad_value(value):
             return message
-    if isinstance(target, torch._ops.OpOverload):
-        if not has_kernel(target):
-            return f"torch_xla has no kernel for {target}"
-        if target is torch.ops.aten.as_strided.default:
-            return _refusal_of_strides(node.args[0])
+    if isinstance(target, torch._ops.OpOverload) and not has_kernel(target):
+        return f"torch_xla has no kernel for {target}"
+    return _refusal_of_strides(node.args[0]) if target is torch.ops.aten.as_strided.default else ""
+
+
+def _refusal_of_control_flow(target: torch._ops.HigherOrderOperator, values: Sequence[object]) -> str:
+    if target not in CONTROL_FLOW:
+        return f"higher_order.{target.name()} has no form for XLA{_INSTEAD.get(target.name(), '')}"
+    if target is _WHILE_LOOP and not all(isinstance(value, torch.Tensor) for value in values):
+        return "carries a Python number between iterations; carry a tensor, torch.tensor(0) in place of 0"
     return ""
 
 

@@ -66,28 +66,13 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
         if target.name in failed:
             rejected[target.name] = failed[target.name].summary
             continue
-        platform = bundle.manifests[target.name].platform
-        untested = options.allow_untested_torch
-        reason = _device_mismatch(target, device, backend) or unfit(
-            target, bundle.program, platform, allow_untested_torch=untested
-        )
-        if target.kind == PORTABLE:
-            reason = reason or bundle.absence(target.name)
-        if reason:
-            rejected[target.name] = reason
-            continue
         try:
-            if target.kind == PORTABLE:
-                untrusted = _untrusted(bundle, options)
-                _require_consent(bundle, options.operators, untrusted)
-                why = _why(backend, "runs anywhere")
-                opened = _open(bundle, target, device, untrusted)
-                return Selection(target, opened, why, rejected, _fallback(bundle, rejected, backend))
-            trusted = check_trust(bundle.digest, options.trust, bundle, options.vouched)
-            if reason := bundle.absence(target.name):
+            reason = _mismatch(bundle, target, device, options)
+            why = "" if reason else _why_allowed(bundle, target, options)
+            if reason := reason or bundle.absence(target.name):
                 rejected[target.name] = reason
                 continue
-            opened = _open(bundle, target, device)
+            opened = _open(bundle, target, device, options)
         except TrustError as error:
             rejected[target.name] = f"not trusted: {error.summary}"
             trust_error = error
@@ -95,7 +80,8 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
         except DirectoryError as error:
             failed[target.name], rejected[target.name] = error, error.summary
             continue
-        return Selection(target, opened, _why(backend, f"fits this machine; {trusted}"), rejected)
+        fallback = _fallback(bundle, rejected, backend) if target.kind == PORTABLE else ""
+        return Selection(target, opened, why if backend is None else f"asked for; {why}", rejected, fallback)
     for refusal in (trust_error, *failed.values()):
         if refusal is not None:
             raise refusal
@@ -115,11 +101,7 @@ def wanted(bundle: Bundle, options: LoadOptions) -> list[str]:
     candidates = _by_preference(bundle) if options.backend is None else _called(bundle, options.backend)
     device = _parse_device(options.device)
     for target in candidates:
-        platform = bundle.manifests[target.name].platform
-        untested = options.allow_untested_torch
-        if _device_mismatch(target, device, options.backend) or unfit(
-            target, bundle.program, platform, allow_untested_torch=untested
-        ):
+        if _mismatch(bundle, target, device, options):
             continue
         if target.kind == PORTABLE or not _untrusted(bundle, options):
             return [target.name]
@@ -131,14 +113,36 @@ def _untrusted(bundle: Bundle, options: LoadOptions) -> str:
     return why_untrusted(bundle.digest, options.trust, bundle, options.vouched)
 
 
-def _open(bundle: Bundle, target: schema.Target, device: torch.device | None, untrusted: str = "") -> Device:
+def _mismatch(bundle: Bundle, target: schema.Target, device: torch.device | None, options: LoadOptions) -> str:
+    """Why a target fits neither the requested device nor this machine, or an empty string."""
+    platform, untested = bundle.manifests[target.name].platform, options.allow_untested_torch
+    return _device_mismatch(target, device, options.backend) or unfit(
+        target, bundle.program, platform, allow_untested_torch=untested
+    )
+
+
+def _why_allowed(bundle: Bundle, target: schema.Target, options: LoadOptions) -> str:
+    """Why a target that fits may run.
+
+    Raises:
+        TrustError: it is native, and is not trusted.
+    """
+    if target.kind == PORTABLE:
+        return "runs anywhere"
+    return f"fits this machine; {check_trust(bundle.digest, options.trust, bundle, options.vouched)}"
+
+
+def _open(bundle: Bundle, target: schema.Target, device: torch.device | None, options: LoadOptions) -> Device:
     """The device of a target that may run. Modules of other kinds of targets are not imported.
 
-    ``untrusted`` says why the bundle is not trusted; empty: it is.
+    Raises:
+        TrustError: a portable target calls third-party operators, and the bundle is not trusted.
     """
     if target.kind == PORTABLE:
         from .portable import PortableDevice
 
+        untrusted = _untrusted(bundle, options)
+        _require_consent(bundle, options.operators, untrusted)
         return PortableDevice(bundle, _CPU, untrusted)
     if _is_compiled_by_xla(target):
         from .pjrt import PjrtDevice
@@ -233,10 +237,6 @@ def _is_compiled_by_xla(target: schema.Target) -> bool:
     They run only on request, because calls through jaxlib cost more than those of a ``cpu`` target.
     """
     return target.kind == XLA and target.device != XLA
-
-
-def _why(backend: str | None, reason: str) -> str:
-    return reason if backend is None else f"asked for; {reason}"
 
 
 def _fallback(bundle: Bundle, rejected: dict[str, str], backend: str | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ..errors import Problem
 from . import schema, subgraphs
@@ -29,17 +29,7 @@ def _graph_problems(graph: schema.Graph, at: str) -> Iterator[Problem]:
     if len(defined) != len(graph.inputs):
         yield Problem(f"{at}.inputs", "G2: a name is defined twice")
     for i, node in enumerate(graph.nodes):
-        missing = False
-        for arg in flat([*node.args, *node.kwargs.values()]):
-            if isinstance(arg, schema.ValueRef) and arg.name not in defined:
-                yield Problem(f"{at}.nodes[{i}]", f"G3: uses {arg.name!r} before it is defined")
-            if isinstance(arg, schema.GraphArg) and arg.name not in graph.subgraphs:
-                missing = True
-                yield Problem(f"{at}.nodes[{i}]", f"G4: there is no subgraph {arg.name!r}")
-        if not missing:
-            yield from (Problem(f"{at}.nodes[{i}]", f"G7: {message}") for message in subgraphs.problems(node, graph))
-        if node.name in defined:
-            yield Problem(f"{at}.nodes[{i}]", f"G2: the name {node.name!r} is defined twice")
+        yield from (Problem(f"{at}.nodes[{i}]", message) for message in _node_problems(node, graph, defined))
         defined.add(node.name)
     for i, arg in enumerate(graph.outputs):
         for item in flat([arg]):
@@ -49,3 +39,17 @@ def _graph_problems(graph: schema.Graph, at: str) -> Iterator[Problem]:
                 yield Problem(f"{at}.outputs[{i}]", "G7: a subgraph cannot be a result")
     for name, sub in graph.subgraphs.items():
         yield from _graph_problems(sub, f"{at}.subgraphs[{name!r}]")
+
+
+def _node_problems(node: schema.Node, graph: schema.Graph, defined: Collection[str]) -> Iterator[str]:
+    """Rules that a node breaks. ``defined`` are the names that stand before it."""
+    args = list(flat([*node.args, *node.kwargs.values()]))
+    missing = [arg.name for arg in args if isinstance(arg, schema.GraphArg) and arg.name not in graph.subgraphs]
+    for arg in args:
+        if isinstance(arg, schema.ValueRef) and arg.name not in defined:
+            yield f"G3: uses {arg.name!r} before it is defined"
+    yield from (f"G4: there is no subgraph {name!r}" for name in missing)
+    if not missing:
+        yield from (f"G7: {message}" for message in subgraphs.problems(node, graph))
+    if node.name in defined:
+        yield f"G2: the name {node.name!r} is defined twice"
