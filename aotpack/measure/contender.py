@@ -204,15 +204,7 @@ def main() -> None:
     first_step, first_step_cpu = time.perf_counter(), time.process_time()
 
     added = set(sys.modules) - before
-    parameters = list(model.parameters())
-    times = []
-    for _ in range(options.warmup + options.iterations):
-        for parameter in parameters:
-            parameter.grad = None
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-
+    times = step_times(step, list(model.parameters()), options.warmup, options.iterations)
     result = {
         "kind": options.kind,
         "backend": model.aotpack.backend if options.kind == "bundle" else None,
@@ -225,20 +217,36 @@ def main() -> None:
         "t_first_step": first_step - ready,
         "t_import": imported[0] - begin if imported else None,
         "cpu_from_import_to_first_step": first_step_cpu - begin_cpu,
-        "t_step_median": statistics.median(times[options.warmup :]) if options.iterations else None,
-        "t_steps": times[options.warmup :],
+        "t_step_median": statistics.median(times) if options.iterations else None,
+        "t_steps": times,
         "iterations": options.iterations,
         "modules_added": len(added),
         "compiler_modules_added": sum(name.startswith(COMPILERS) and not name.startswith("aotpack_") for name in added),
         "peak_rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "loss": number(loss),
     }
-    if options.json:
+    show(result, as_json=options.json)
+
+
+def step_times(step: Callable[[], Any], parameters: Sequence[Any], warmup: int, iterations: int) -> list[float]:
+    """The seconds of each step after ``warmup`` others. Gradients are dropped before each."""
+    times = []
+    for _ in range(warmup + iterations):
+        for parameter in parameters:
+            parameter.grad = None
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return times[warmup:]
+
+
+def show(result: dict[str, Any], *, as_json: bool) -> None:
+    """Print all as JSON, or a line for each but the single steps."""
+    if as_json:
         print(json.dumps(result))
-    else:
-        del result["t_steps"]
-        for key, value in result.items():
-            print(f"{key:28} {value}")
+        return
+    for key in [key for key in result if key != "t_steps"]:
+        print(f"{key:28} {result[key]}")
 
 
 if __name__ == "__main__":

@@ -141,9 +141,7 @@ def profile_bundle(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", aotpack_loader.BackendWarning)  # the profile names the backend
         model = aotpack_loader.load(path, backend=backend, trust=trust, subclasses=subclasses)
-    method = "train" if "train" in model.aotpack.methods else "infer"
-    if method not in model.aotpack.methods:
-        raise AotpackError("This bundle has neither a train nor an infer method, so there is no step to profile.")
+    method = _method_of_steps(model.aotpack.methods)
     model.train(method == "train")
     torch.manual_seed(seed)
     inputs = inputs_of(path, method, seed, subclasses)
@@ -154,11 +152,8 @@ def profile_bundle(
         located = bundle.origins() is not None
     recorded = [replace(step, kernels=outermost(step.kernels)) for step in recording.steps]
     halves = {half: statistics.fmean(_span(step, half) for step in recorded) for half in ("forward", "backward")}
-    cells = [cell for step in recorded for cell in _kernel_cells(step, graphs, len(recorded))]
-    cells += [Cell(half, "", "", OUTSIDE, time) for half, time in _outside(cells, halves)]
     peak, peaks = _peaks(recorded[-1], graphs)
-    cells += peaks
-    cells += [Cell("forward", origin.module, origin.line, "", saved=size) for origin, size in saved]
+    held = [Cell("forward", origin.module, origin.line, "", saved=size) for origin, size in saved]
     profile = Profile(
         bundle=path.name,
         digest=model.aotpack.digest,
@@ -175,7 +170,7 @@ def profile_bundle(
         peak=peak,
         located=located,
         named=any(step.kernels for step in recorded),
-        cells=_merged(cells),
+        cells=_merged([*_timed(recorded, graphs, halves), *peaks, *held]),
     )
     return profile, Trace(recording, graphs)
 
@@ -188,6 +183,14 @@ def _refuse_xla(bundle: Bundle, backend: str | None) -> None:
                 f"The target {name} is for XLA, whose kernels torch's profiler does not see.",
                 hint="Profile another target (--backend portable), or use torch_xla.debug.profiler.",
             )
+
+
+def _method_of_steps(methods: Collection[str]) -> str:
+    """The method whose steps are profiled."""
+    for method in ("train", "infer"):
+        if method in methods:
+            return method
+    raise AotpackError("This bundle has neither a train nor an infer method, so there is no step to profile.")
 
 
 def _span(step: StepTrace, half: str) -> float:
@@ -208,6 +211,12 @@ def _kernel_cells(step: StepTrace, graphs: dict[str, GraphNodes], steps: int) ->
         event = kernel.event
         for origin, share in _graph(graphs, event.key).shares(event):
             yield Cell(_half_of(event.key), origin.module, origin.line, event.code, kernel.span.time * share / steps)
+
+
+def _timed(steps: list[StepTrace], graphs: dict[str, GraphNodes], halves: dict[str, float]) -> list[Cell]:
+    """The mean time of each kernel, and of what runs outside kernels."""
+    cells = [cell for step in steps for cell in _kernel_cells(step, graphs, len(steps))]
+    return cells + [Cell(half, "", "", OUTSIDE, time) for half, time in _outside(cells, halves)]
 
 
 def _outside(cells: list[Cell], halves: dict[str, float]) -> Iterable[tuple[Half, float]]:
