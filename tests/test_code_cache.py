@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import BinaryIO
 
 import pytest
@@ -179,7 +180,7 @@ def _no_space(path: Path, data: bytes) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("fault", ["full", "full for packages", "a file", "of others", "records of others"])
+@pytest.mark.parametrize("fault", ["full", "full for packages", "a file", "of others", "records of others", "noexec"])
 def test_without_a_directory_for_code_a_bundle_runs_portable(
     digits_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
@@ -191,10 +192,12 @@ def test_without_a_directory_for_code_a_bundle_runs_portable(
         monkeypatch.setattr(temporaries, "temporary_directory", lambda parent: _no_space(parent, b""))
     elif fault == "a file":
         folder.write_bytes(b"")
+    elif fault == "noexec":
+        monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC))
     else:
         folder.mkdir()
         folder.chmod(0o777)
-    with pytest.warns(BackendWarning, match=r"portable graphs.*(cannot be|may write)"):
+    with pytest.warns(BackendWarning, match=r"portable graphs.*(cannot be|cannot run|may write).*AOTPACK"):
         model = load(digits_bundle)
     assert model.aotpack.backend == "portable"
     assert model(torch.rand(3, 1, 8, 8), torch.tensor([1, 2, 3]))["loss"].requires_grad

@@ -46,7 +46,7 @@ def extract(digest: str, raw_digest: str, raw_size: int, produce: Callable[[], b
 
     Raises:
         CorruptBundleError: ``produce`` returned other bytes.
-        DirectoryError: the cache cannot be written to.
+        DirectoryError: the cache cannot be written to, or runs no code.
     """
     root = cache_root()
     path = code_folder(root) / (digests.hex_part(raw_digest) + suffix)
@@ -72,9 +72,15 @@ def code_folder(root: Path) -> Path:
     """Return the directory of extracted code in the cache ``root``, by its handle.
 
     Raises:
-        DirectoryError: it cannot be used.
+        DirectoryError: it cannot be used, or its file system runs no code.
     """
-    return by_handle(root / "code" / "sha256", "AOTPACK_CACHE")
+    folder = by_handle(root / "code" / "sha256", "AOTPACK_CACHE")
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise DirectoryError(
+            f"Compiled code cannot run from {root}: its file system is mounted with noexec.",
+            hint="Set AOTPACK_CACHE to a directory of another file system.",
+        )
+    return folder
 
 
 def extracted(folder: Path, raw_digest: str, raw_size: int, suffix: str) -> Path | None:

@@ -64,7 +64,7 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
     trust_error: TrustError | None = None
     for target in candidates:
         if target.name in failed:
-            rejected[target.name] = failed[target.name].summary
+            rejected[target.name] = _without_directory(failed[target.name])
             continue
         try:
             reason = _mismatch(bundle, target, device, options)
@@ -78,7 +78,7 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
             trust_error = error
             continue
         except DirectoryError as error:
-            failed[target.name], rejected[target.name] = error, error.summary
+            failed[target.name], rejected[target.name] = error, _without_directory(error)
             continue
         fallback = _fallback(bundle, rejected, backend) if target.kind == PORTABLE else ""
         return Selection(target, opened, why if backend is None else f"asked for; {why}", rejected, fallback)
@@ -239,12 +239,16 @@ def _is_compiled_by_xla(target: schema.Target) -> bool:
     return target.kind == XLA and target.device != XLA
 
 
+def _without_directory(error: DirectoryError) -> str:
+    return f"{error.summary} {error.hint}"
+
+
 def _fallback(bundle: Bundle, rejected: dict[str, str], backend: str | None) -> str:
     native = {name: reason for name, reason in rejected.items() if bundle.targets[name].kind != XLA}
     if not native or backend is not None:
         return ""
     reasons = "; ".join(f"{name}: {reason}" for name, reason in native.items())
-    return f"The bundle runs on its portable graphs, which is slower than its native code ({reasons})."
+    return f"The bundle runs on its portable graphs, which is slower than its native code ({reasons.removesuffix('.')})."
 
 
 _CPU = torch.device("cpu")
