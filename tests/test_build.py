@@ -623,7 +623,7 @@ def test_all_wrong_dynamic_shapes_are_listed(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="dynamic_shapes does not fit") as caught:
         portable(model, (torch.zeros(4, 2),), tmp_path / "m", {"pair": {"a": torch.zeros(4)}}, dynamic_shapes=shapes)
     assert {str(problem) for problem in caught.value.problems} == {
-        "dynamic_shapes['z']: no example input has that name",
+        "dynamic_shapes['z']: no example input has that name; there are: x, pair",
         "x.shape[3]: the tensor has 2 dimensions",
         "x.shape[0]: dynamic_shapes says 7, the example has 4",
         "pair['a'].shape[-5]: the tensor has 1 dimensions",

@@ -14,7 +14,7 @@ from aotpack.capture import reasons
 from aotpack.cli import build as build_command
 from aotpack.cli.console import as_options
 from aotpack.pipeline.progress import Run
-from aotpack_loader.errors import CaptureError, InputError, UnsupportedError
+from aotpack_loader.errors import BuildError, CaptureError, InputError, UnsupportedError
 
 
 class Scaled(nn.Module):
@@ -150,6 +150,51 @@ def test_torchs_advice_about_itself_is_left_out() -> None:
     assert second.problem.message == "RuntimeError: Failed to trace. Not known. Hint: Avoid it"
 
 
+@pytest.mark.parametrize(
+    "advice",
+    [
+        "Please file an issue to PyTorch.",
+        "If it is a Python builtin, please file an issue on GitHub so the PyTorch team can add support for it.",
+        "Please report an issue to PyTorch if you encounter this often.",
+        "Construct the object outside of the compiled region.",
+    ],
+)
+def test_advice_about_torchs_own_compiler_is_left_out(advice: str) -> None:
+    found = reasons.reason("dynamo", RuntimeError(f"Failed to trace\n  Hint: {advice}\n  Hint: Avoid it."))
+    assert found.problem.message == "RuntimeError: Failed to trace. Hint: Avoid it"
+
+
+def calls_itself(x: Tensor) -> Tensor:
+    return calls_itself(x * 2)
+
+
+def without_derivative(x: Tensor) -> Tensor:
+    return torch.unique(x)
+
+
+def test_a_line_of_a_recursion_is_there_once(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="RecursionError") as caught:
+        aotpack.build(lambda x: calls_itself(x), (torch.ones(2),), out=tmp_path / "m", targets=("portable",), methods=("train",))
+    assert len([problem for problem in caught.value.problems if "return calls_itself" in problem.message]) == 1
+
+
+def test_a_refused_gradient_brings_no_warnings_of_torchs(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(CaptureError, match="derivative for '_unique2' is not implemented"):
+        aotpack.build(without_derivative, (x,), out=tmp_path / "m", targets=("portable",), methods=("train",))
+    assert [str(each.message) for each in recwarn] == []
+
+
+def test_a_range_that_is_too_wide_is_named_once(tmp_path: Path) -> None:
+    def model(img: Tensor) -> Tensor:
+        return img * (2 if img.shape[0] > 10 else 3)
+
+    sizes = {"img": {0: torch.export.Dim("batch", min=2, max=64)}}
+    with pytest.raises(BuildError) as caught:
+        aotpack.build(model, (torch.ones(4),), out=tmp_path / "m", targets=("portable",), dynamic_shapes=sizes)
+    assert [str(each) for each in caught.value.problems] == ["img.shape[0]: dynamic_shapes allows more than the model, 2..10"]
+
+
 def test_the_most_useful_reason_is_first() -> None:
     vague = reasons.Reason(("dynamo",), "", "RuntimeError: something", "")
     lined = reasons.Reason(("export",), "", "RuntimeError: other", "model.py:3: x")
@@ -166,9 +211,9 @@ def test_the_command_line_names_its_own_options() -> None:
 
 def test_a_changed_value_is_named_once_and_the_remedy_is_spelled_once() -> None:
     with pytest.raises(UnsupportedError) as caught:
-        refuse_changes(["n", "L['self'].n", "counter"])
+        refuse_changes(["n", "L['self'].n", "counter", "G['COUNT']", "G['__import_my_dot_helper'].N", "N"])
     text = as_options(str(caught.value), build_command.command)
-    assert [problem.where for problem in caught.value.problems] == ["counter", "self.n"]
+    assert [problem.where for problem in caught.value.problems] == ["COUNT", "counter", "my.helper.N", "self.n"]
     assert text.endswith("build with --warm-up.")
 
 

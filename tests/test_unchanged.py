@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib
 import random
 import sys
 import warnings
@@ -226,3 +227,47 @@ def test_what_torch_export_made_trains_in_the_mode_it_was_exported_in(training: 
     for (name, a), (_, b) in zip(eager.named_parameters(), loaded.named_parameters(), strict=True):
         assert torch.equal(a.grad, b.grad), name
     assert torch.equal(eager.norm.running_mean, loaded.get_buffer("norm.running_mean"))
+
+
+HELPER = """
+calls = 0
+seen = []
+def times(x):
+    global calls
+    calls += 1
+    seen.append(calls)
+    return x * calls
+"""
+
+
+@pytest.mark.parametrize("front_end", ["dynamo", "export", "trace"])
+def test_globals_of_an_imported_module_are_as_they_were(front_end: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "helper_of_a_model.py").write_text(HELPER)
+    monkeypatch.syspath_prepend(tmp_path)
+    helper = importlib.import_module("helper_of_a_model")
+
+    def model(x: Tensor) -> Tensor:
+        result: Tensor = helper.times(x)
+        return result
+
+    with pytest.raises(BuildError, match=r"helper_of_a_model\.\w+: read, and changed|called again"):
+        aotpack.build(model, (torch.ones(2),), out=tmp_path / "m", targets=("portable",), front_ends=(front_end,))
+    assert (helper.calls, helper.seen) == (0, [])
+
+
+def endless(x: Tensor) -> Tensor:
+    return endless(x * 2)
+
+
+def by_size(x: Tensor) -> Tensor:
+    return x * (2 if x.shape[0] > 10 else 3)
+
+
+def test_a_recursion_without_end_does_not_spoil_the_next_build(tmp_path: Path) -> None:
+    """torch leaves its guards switched off."""
+    options: dict[str, Any] = {"out": tmp_path / "m", "targets": ("portable",), "methods": ("infer",)}
+    with pytest.raises(BuildError, match="RecursionError"):
+        aotpack.build(endless, (torch.ones(2),), **options)
+    sizes = ({0: torch.export.Dim("batch", min=2, max=64)},)
+    with pytest.raises(BuildError, match=r"allows more than the model, 2\.\.10"):
+        aotpack.build(by_size, (torch.ones(4),), dynamic_shapes=sizes, **options)

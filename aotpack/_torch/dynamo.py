@@ -23,7 +23,7 @@ from .api.counting import counted
 from .api.messages import OLD_IGNORED, message_functions
 from .api.patching import hooked, with_items
 from .fixes.applying import apply_fixes
-from .refusals.changes import Change, refuse_changes, state_after_a_call, watched_changes
+from .refusals.changes import Change, as_written, refuse_changes, state_after_a_call, watched_changes
 from .state_assignments import ASSIGNS_STATE, SideEffectError
 
 _SIMPLER = "enable_dynamo_decompositions"
@@ -129,7 +129,7 @@ def _capture(
         raise NotImplementedError("an autograd.Function marks a tensor as dirty, and this front end loses its gradient")
     if _returns_arrays(captured):
         raise SideEffectError("returns a NumPy array, which is no value of a graph; return the tensor")
-    captured.meta[SIDE_EFFECTS] = _side_effects([str(warning.message) for warning in caught])
+    captured.meta[SIDE_EFFECTS] = _side_effects([str(warning.message) for warning in caught], changes)
     captured.meta[COMPARES] = bool(compared)
     return captured, changes
 
@@ -202,8 +202,8 @@ def _forget_handlers() -> None:
 SIDE_EFFECTS = "aotpack_side_effects"
 
 
-def _side_effects(messages: Sequence[str]) -> tuple[str, ...]:
-    """What the model changes besides tensors.
+def _side_effects(messages: Sequence[str], changes: Iterable[str]) -> tuple[str, ...]:
+    """What the model changes besides tensors: what Dynamo warns of, and the recorded ``changes``, which have globals too.
 
     Dynamo's export front end drops these changes; state must not be lost that way.
 
@@ -213,7 +213,9 @@ def _side_effects(messages: Sequence[str]) -> tuple[str, ...]:
     effects = " ".join(message for message in messages if "side effects" in message)
     if "._buffers" in effects or "._parameters" in effects:
         raise SideEffectError(ASSIGNS_STATE)
-    return tuple(dict.fromkeys(re.findall(r"\bL\[[^\s,\"]+", effects)))
+    warned = re.findall(r"\bL\[[^\s,\"]+", effects)
+    named = [*changes, *(name for name in warned if not any(change.startswith(name) for change in changes))]
+    return tuple(dict.fromkeys(map(as_written, named)))
 
 
 @contextlib.contextmanager

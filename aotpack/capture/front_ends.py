@@ -28,6 +28,7 @@ from .._torch.api.inference import traced_inference
 from .._torch.api.moves import unmoved_modules
 from .._torch.api.random_operators import draws_in_subgraphs
 from .._torch.api.recurrent import refused_packing
+from .._torch.api.shape_env import recorded_guards
 from .._torch.decompose import decomposed_as_eager
 from .._torch.randomness import traced_random
 from .._torch.state_assignments import SideEffectError
@@ -203,6 +204,7 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         mode(model, training),
         messages.own_warnings(),
         messages.quiet_torch_logs(),
+        recorded_guards(),
         checkpoints.torch_xla_checkpoints(),
         traced_random(exact=exact_random),
         AssertedArguments(),

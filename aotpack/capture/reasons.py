@@ -35,7 +35,11 @@ _KINDS = (
     (_NUMPY, r"\.numpy\(\) is not supported"),
     (_SHAPE, r"DynamicOutputShapeException|dynamic shape operator"),
 )
-_MISLEADING = re.compile(r"torch\.compile|torch\._dynamo|torch\.compiler|fullgraph|graph break|report an issue|eager/uncompiled")
+_MISLEADING = re.compile(
+    r"torch\.compile|torch\._dynamo|torch\.compiler|fullgraph|graph break|eager/uncompiled|compiled? (code|region)"
+    r"|(report|file|open|submit) an? (issue|bug)|GitHub",
+    re.IGNORECASE,
+)
 _ASIDE = re.compile(r" \(unhinted: .*\)|\.?\s+\(Size-like symbols: [^)]*\)")
 _ON_FAKE_TENSORS = re.compile(r"with fake tensors: .*: got (\w+)\((['\"])(.*)\2\)", re.DOTALL)
 

@@ -27,10 +27,11 @@ def of_error(error: BaseException) -> str:
 def frames_of(error: BaseException) -> list[str]:
     """Return ``file:line: source`` of the user's lines behind an exception, outermost first.
 
-    If there are none, return a library's lines.
+    If there are none, return a library's lines. Each line is there once, where a function calls itself.
     """
     lines = _model_lines(traceback.extract_tb(error.__traceback__))
-    return [text for path, text in lines if origin.is_users_own(path)] or [text for _, text in lines]
+    own = [text for path, text in lines if origin.is_users_own(path)] or [text for _, text in lines]
+    return list(dict.fromkeys(own))
 
 
 def of_stack(stack: traceback.StackSummary) -> str:

@@ -53,10 +53,12 @@ def check_dynamic(
             problems.append(Problem(where, f"dynamic in dynamic_shapes, but the model fixes it at {size}"))
         elif size in ranges:
             ends = [end for end in (bounds.minimum, bounds.maximum) if end is not None]
-            if refused := [text for text in constraints for end in ends if not one.allows(text, size, end)]:
-                allowed = ", ".join(map(labels.text, refused))
+            narrower = [*_narrower(where, ranges[size], bounds.minimum, bounds.maximum)]
+            refused = [text for text in constraints for end in ends if not one.allows(text, size, end)]
+            if refused and not narrower:  # a narrower range says the same
+                allowed = ", ".join(map(labels.text, dict.fromkeys(refused)))
                 problems.append(Problem(where, f"dynamic_shapes allows more than the model: {allowed}"))
-            problems += _narrower(where, ranges[size], bounds.minimum, bounds.maximum)
+            problems += narrower
     for number, bounds in shapes.integers.items():
         path, found = leaves[number].path, ranges.get(getattr(leaves[number], "size", ""))
         if found is None:

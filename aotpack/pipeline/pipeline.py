@@ -32,6 +32,7 @@ from .._torch.api.argument_records import open_dataclasses
 from .._torch.api.fake_tensors import free_sizes
 from .._torch.api.gpus import without_gpus
 from .._torch.api.recurrent import own_gru, recurrent_layers
+from .._torch.api.shape_env import recorded_guards
 from .._torch.fixes.applying import apply_fixes, fix_table, record_of_fixes
 from .._torch.fixes.fake_tensor.strides import decomposed_like_kernels
 from .._torch.fixes.fake_tensor.types import decomposed_in_types
@@ -204,6 +205,7 @@ def _traceable(
         open_dataclasses((args, kwargs)),
         warmed as model,
         free_sizes(),
+        recorded_guards(),
         _sizes_fixed(),
         own_gru(),
         layers,

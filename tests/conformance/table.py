@@ -53,6 +53,8 @@ _PYTHON_STATE = {
     "a queue": "read, and changed|called again",
     "a tensor in a list": r"self.*\.memory.*: read, and changed|called again.*a tensor of an earlier call",
     "a number of the class": "calls: read, and changed|called again",
+    "a global of a function that it calls": r"COUNTED.*: read, and changed|called again",
+    "the length of a global list": _CALLED_AGAIN,
     "a global": "COUNTED.*: read, and changed|called again",
     "a variable of a closure": "calls: read, and changed|cell_contents: read, and changed",
 }

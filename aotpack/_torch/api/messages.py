@@ -14,14 +14,15 @@ from typing import Any
 
 @contextlib.contextmanager
 def own_warnings() -> Iterator[None]:
-    """Hide torch's deprecation warnings and what Inductor says of complex tensors, and do not let the
-    user's warning filters affect the build.
+    """Hide torch's deprecation warnings, what Inductor says of complex tensors, and tracebacks of the
+    anomaly mode that AOTAutograd turns on. The user's warning filters do not affect the build.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", "Torchinductor does not support code generation for complex")  # it calls kernels
+        warnings.filterwarnings("ignore", "Error detected in ")  # the error itself follows
         yield
 
 

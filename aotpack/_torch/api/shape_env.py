@@ -15,11 +15,31 @@ from typing import Any
 import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, _free_unbacked_symbols_with_path, free_unbacked_symbols
 from torch.utils._sympy import functions
 from torch.utils._sympy.numbers import int_oo
 
 from .patching import hooked
+
+
+@contextlib.contextmanager
+def recorded_guards() -> Iterator[None]:
+    """Record guards in this block, whatever was traced in this thread before.
+
+    Torch switches guards off for parts of a trace. If Python's stack overflows there
+    (``RecursionError``), it does not switch them on again, and no later trace of the thread records
+    what it assumes of sizes. ``torch.compile`` has the fault too.
+    """
+    switch = vars(symbolic_shapes.TLS)
+    before = dict(switch)
+    switch.clear()
+    try:
+        yield
+    finally:
+        switch.clear()
+        switch.update(before)
+
 
 SIZE_FUNCTIONS: dict[str, Any] = {
     "max": functions.Max,

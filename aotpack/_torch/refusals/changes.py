@@ -6,6 +6,7 @@ Dynamo guards the values it reads, and tracks those it changes.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -85,14 +86,20 @@ def refuse_changes(changed: Collection[str]) -> None:
         UnsupportedError: names each value.
     """
     if changed:
-        names = {name.replace("L['self']", "self") for name in changed}
-        names -= {name for name in names if f"self.{name}" in names}  # one attribute, found in two ways
+        names = set(map(as_written, changed))
+        names -= {name for name in names if any(other.endswith(f".{name}") for other in names)}  # one value, found in two ways
         raise UnsupportedError(
             "The model reads Python values and changes them while it runs; a bundle keeps tensors only.",
             [Problem(name, "read, and changed for the next call") for name in sorted(names)],
             hint="Keep such a value in a buffer, and change it in place (self.count.add_(1)). "
             "If only the first call sets it, build with warm_up=True.",
         )
+
+
+def as_written(name: str) -> str:
+    """The name as a user writes it: ``self.n`` for ``L['self'].n``, ``a.b.N`` for ``G['__import_a_dot_b'].N``."""
+    module = re.sub(r"\bG\['__import_(\w+)'\]", lambda found: found[1].replace("_dot_", "."), name)
+    return re.sub(r"\b[LG]\['(\w+)'\]", r"\1", module)
 
 
 def _changes(graph: Any) -> Iterator[Change]:
@@ -110,6 +117,9 @@ def _changes(graph: Any) -> Iterator[Change]:
             continue  # another front end may support these (``kept_state_changes``)
         if source.startswith("G['__import_torch_"):
             continue  # torch's own state, such as which warnings it has shown
+        if isinstance(variable, torch._dynamo.variables.NewGlobalVariable):
+            yield Change(source, read=False)  # a second run shows whether its value matters
+            continue
         for attribute, value in effects.store_attr_mutations.get(variable, {}).items():
             if not _is_unchanged(variable, attribute, value):
                 names = {f"{source}.{attribute}", f"{source}.__dict__[{attribute!r}]"}

@@ -1,7 +1,8 @@
 """Takes snapshots of the Python values that a model's code can reach, to detect and undo changes.
 
 Reachable are the attributes of its modules, the globals and class attributes that its functions
-name, and the variables that they close over. So are the contents of containers and objects there.
+name, and the variables that they close over. So are the contents of containers, objects and
+Python modules there.
 Code of installed packages is not followed.
 """
 
@@ -12,7 +13,7 @@ import sys
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -118,6 +119,10 @@ class Snapshot:
             self._visit_function(value)
         elif isinstance(value, type):
             self._visit_class(value)
+        elif isinstance(value, ModuleType):
+            if not _is_foreign(getattr(value, "__file__", None) or "<frozen"):
+                names = frozenset(name for name in vars(value) if not name.startswith("__"))
+                self._hold(_Holder(vars(value), value.__name__ + ".{}", names))
         elif isinstance(value, torch.nn.Module) or (_is_own(type(value)) and hasattr(value, "__dict__")):
             self._hold(_Holder(vars(value), path + ".{}"))
             self._waiting.append((type(value), ""))

@@ -96,7 +96,8 @@ def _by_position(
         elif name == rest:
             positions |= {len(ordered) + i: item for i, item in enumerate(value)}
         else:
-            problems.append(Problem(f"dynamic_shapes[{name!r}]", "no example input has that name"))
+            there = ", ".join(dict.fromkeys([*ordered[: len(args)], *kwargs])) or "none"
+            problems.append(Problem(f"dynamic_shapes[{name!r}]", f"no example input has that name; there are: {there}"))
     return positions, names
 
 

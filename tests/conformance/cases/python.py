@@ -104,6 +104,30 @@ def a_global(x: Tensor) -> Tensor:
     return x * COUNTED
 
 
+class CallsOne(nn.Module):
+    """Calls a function that counts its calls in a global."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return a_global(x)
+
+
+SEEN: list[int] = []
+
+
+class LengthOfGlobal(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        SEEN.append(1)
+        return x * len(SEEN)
+
+
+class GlobalLogOnly(nn.Module):
+    """Writes to a global that nothing reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        SEEN.append(1)
+        return x * 2
+
+
 def counting() -> Any:
     calls = 0
 
@@ -140,6 +164,8 @@ KEPT = {
     "a queue": Queue,
     "a tensor in a list": Memory,
     "a number of the class": OnClass,
+    "a global of a function that it calls": CallsOne,
+    "the length of a global list": LengthOfGlobal,
 }
 FUNCTIONS = {"a global": a_global, "a variable of a closure": counting()}
 IDENTITY = {"in a set": in_a_set, "as keys of a dictionary": keys_of_a_dictionary, "by id": by_id}
@@ -153,6 +179,9 @@ def of(front_end: str) -> list[Case]:
         *(module_case(f"Python state, {front_end}: {name}", kind, g(3), **options) for name, kind in KEPT.items()),
         *(case(f"Python state, {front_end}: {name}", function, g(3), **options) for name, function in FUNCTIONS.items()),
         module_case(f"Python state, {front_end}: a list that nothing reads", LogsOnly, t(3), calls=(TRAIN, TRAIN), **options),
+        module_case(
+            f"Python state, {front_end}: a global that nothing reads", GlobalLogOnly, t(3), calls=(TRAIN, TRAIN), **options
+        ),
         *(
             case(
                 f"identity, {front_end}: tensors told apart {name}",
