@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import aotpack
+from aotpack.capture import flags_read
 from aotpack_loader import load
-from aotpack_loader.errors import BranchError, BuildError, CaptureError
+from aotpack_loader.errors import BranchError, BuildError, CaptureError, ModeError
 
 
 class Checked(nn.Module):
@@ -108,6 +109,36 @@ def test_branches_that_a_trace_leaves_out_are_not_asked_for(tmp_path: Path) -> N
     torch.testing.assert_close(bundle(x, mask), Aware()(x, mask), rtol=0, atol=0)
     with pytest.raises(BranchError, match=r"if not torch.isfinite\(x\).all\(\): is False, was True"):
         bundle(x * torch.nan, mask)
+
+
+class Branching(nn.Module):
+    """Follows the values of its input, and the mode of a module that has no mode of its own to follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if x.sum() > 0:
+            y = y * 2
+        return y + self.second(x) if self.second.training else y
+
+
+def test_modes_are_seen_past_a_branch(tmp_path: Path) -> None:
+    """The run that finds which modes the model reads follows the branches of the trace."""
+    model, x = Branching(), torch.ones(2, 4)
+    aotpack.build(model, (x,), out=tmp_path / "m", targets=("portable",), methods=("train",), branches="example")
+    loaded = load(tmp_path / "m")
+    loaded.first.eval()
+    assert torch.equal(loaded(x), model(x))
+    loaded.second.eval()
+    with pytest.raises(ModeError, match=r"second: was in train\(\) .* is in eval\(\)"):
+        loaded(x)
+
+
+def test_all_modes_are_seen_where_nobody_can_tell() -> None:
+    assert flags_read(Branching(), (torch.ones(2, 4),), {}) == {"first": True, "second": True}
 
 
 def test_branches_are_refused_or_follow_the_example(model: Checked, tmp_path: Path) -> None:

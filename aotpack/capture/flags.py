@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -20,21 +19,26 @@ def flags_read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
     For modules of torch, their code shows whether they read their mode. If there are other
     modules, the model runs on fake tensors, which shows what modes they read, their own and those
-    of modules of torch. If that run fails, all other modules are assumed to read their mode.
+    of modules of torch. If that run fails, every module's mode is assumed to be read.
     """
     below = {name: module for name, module in model.named_modules() if name}
     others = {id(module) for module in model.modules() if not _is_torch_module(module)}
-    read = others
-    if others:
-        with contextlib.suppress(Exception), repeat.unchanged(model), recorded_modes() as recorded:
-            fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), model, args, kwargs, strict=False)
-            from_outside = {one for one, by_model in recorded if by_model}
-            read = from_outside | {one for one, _ in recorded if one in others}
+    try:
+        read = _read_in_a_run(model, args, kwargs, others) if others else set()
+    except Exception:  # it was traced, but fails on fake tensors
+        return {name: module.training for name, module in below.items()}
     return {
         name: module.training
         for name, module in below.items()
         if id(module) in read or (_is_torch_module(module) and _reads(module))
     }
+
+
+def _read_in_a_run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], others: Set[int]) -> set[int]:
+    """Return the ids of modules whose mode the model's code reads, or whose own code does if they are among ``others``."""
+    with repeat.unchanged(model), recorded_modes() as recorded:
+        fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), model, args, kwargs, strict=False)
+    return {module for module, by_model in recorded if by_model or module in others}
 
 
 def _is_torch_module(module: nn.Module) -> bool:

@@ -50,7 +50,7 @@ class TracedMethod:
     ``identical``, ``distinct``, ``second`` and ``flags`` are those of its document.
     ``gradients_only`` is true if the model does something else without gradients.
     ``made_to_require`` has the leaf numbers of the arguments on which the model calls
-    ``requires_grad_()``.
+    ``requires_grad_()``. ``branches`` were taken as on the example inputs.
     """
 
     plan: MethodPlan
@@ -63,6 +63,7 @@ class TracedMethod:
     second: schema.Second | None = None
     flags: Mapping[str, bool] = field(default_factory=dict)
     made_to_require: frozenset[int] = frozenset()
+    branches: Sequence[Branch] = ()
 
 
 @dataclass(frozen=True)
@@ -180,13 +181,11 @@ def _if_possible(context: BuildContext, plan: MethodPlan) -> list[TracedMethod]:
 
 
 def _with_flags(context: BuildContext, method: TracedMethod) -> TracedMethod:
-    """Return the method with the modes of the submodules that it depends on.
-
-    A plain function has no modes.
-    """
+    """Return the method with the modes of the submodules that it depends on. A plain function has none."""
     if context.model is not context.module:
         return method
-    with capture.as_traced(context.module, (), training=method.plan.training), torch.set_grad_enabled(method.plan.grad):
+    plan = method.plan
+    with capture.as_traced(context.module, method.branches, training=plan.training), torch.set_grad_enabled(plan.grad):
         return replace(method, flags=capture.flags_read(context.module, context.args, context.kwargs))
 
 
@@ -304,7 +303,8 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
     identical = [list(group) for group in arrangement.identical]
     if alone := gradients_only():
         context.run.note(f"{plan.name!r} serves no calls without gradients, because the model acts differently there")
-    return TracedMethod(plan, convention, captured.front_end, identical, captured.joint.compares, options.rng, alone)
+    distinct, followed = captured.joint.compares, captured.branches
+    return TracedMethod(plan, convention, captured.front_end, identical, distinct, options.rng, alone, branches=followed)
 
 
 def _captured(context: BuildContext, plan: MethodPlan, arrangement: Arrangement) -> capture.Captured:
