@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import importlib
 import random
 import sys
 import warnings
@@ -25,6 +24,7 @@ from torch._inductor import config as inductor_config
 
 import aotpack
 from aotpack_loader.errors import BuildError
+from devtools.files import import_file
 
 Given = tuple[Any, tuple[Any, ...]]
 
@@ -241,10 +241,9 @@ def times(x):
 
 
 @pytest.mark.parametrize("front_end", ["dynamo", "export", "trace"])
-def test_globals_of_an_imported_module_are_as_they_were(front_end: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_globals_of_an_imported_module_are_as_they_were(front_end: Any, tmp_path: Path) -> None:
     (tmp_path / "helper_of_a_model.py").write_text(HELPER)
-    monkeypatch.syspath_prepend(tmp_path)
-    helper = importlib.import_module("helper_of_a_model")
+    helper = import_file(tmp_path / "helper_of_a_model.py", "helper_of_a_model")
 
     def model(x: Tensor) -> Tensor:
         result: Tensor = helper.times(x)
