@@ -8,11 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import sympy
 import torch
+from torch.utils._sympy.functions import ModularIndexing
 
 import aotpack
 from aotpack._torch.fixes import applying
 from aotpack._torch.fixes.entries import FIXES
+from aotpack._torch.fixes.inductor.indices import keep_signs_of_indices
 from aotpack._torch.fixes.register import Fix
 
 from .harness import ROOT, check, load_case
@@ -42,3 +45,22 @@ def test_a_fix_changes_the_code_of_its_case(fix: Fix, tmp_path: Path) -> None:
     assert applying.calls()[fix.id] > before, "its hook was never called"
     with applying.without(fix.id):
         assert code_of(fix, tmp_path / "without.aotpack") != fixed
+
+
+KEEPS_SIGNS = next(fix for fix in FIXES if fix.id == "inductor-negative-indices")
+
+
+@pytest.mark.skipif(not compiled(KEEPS_SIGNS), reason="this torch lacks the fault")
+def test_torch_simplifies_as_before_after_a_fix_of_indices() -> None:
+    """sympy remembers what an expression was simplified to."""
+    y = sympy.Symbol("y", integer=True)
+
+    def simplified() -> str:
+        return str(ModularIndexing(y + 4, sympy.Integer(1), sympy.Integer(4)))
+
+    sympy.core.cache.clear_cache()
+    before = simplified()
+    with keep_signs_of_indices():
+        fixed = simplified()
+    assert fixed != before
+    assert simplified() == before

@@ -39,8 +39,11 @@ def keep_signs_of_indices() -> Iterator[None]:
         return simplify(cls, base, divisor, modulus)
 
     sympy.core.cache.clear_cache()  # it holds earlier simplifications
-    with patched("inductor-negative-indices", ModularIndexing, "eval", evaluate):
-        yield
+    try:
+        with patched("inductor-negative-indices", ModularIndexing, "eval", evaluate):
+            yield
+    finally:
+        sympy.core.cache.clear_cache()  # it holds those of the fix
 
 
 @contextlib.contextmanager
