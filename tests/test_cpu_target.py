@@ -226,6 +226,47 @@ def test_convolutions_of_large_weights_stay_contiguous(tmp_path: Path) -> None:
     assert shapes[2, 32, 8, 8].is_contiguous()
 
 
+class Depthwise(nn.Module):
+    """A block of ConvNeXt: between permutations, so images are channels-last everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(24, 24, 5, padding=2, groups=24)
+        self.norm, self.linear = nn.LayerNorm(24), nn.Linear(24, 24)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.norm(images.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        found: torch.Tensor = self.linear(self.norm(self.convolution(x).permute(0, 2, 3, 1)))
+        return x + found.permute(0, 3, 1, 2)
+
+
+def test_arguments_of_convolution_gradients_are_not_copied(tmp_path: Path) -> None:
+    """Nor does their layout fix sizes that vary."""
+    torch.manual_seed(0)
+    model = Depthwise()
+    sizes = {"images": {0: torch.export.Dim("batch", min=2), 2: torch.export.Dim("height", min=6)}}
+    example = torch.randn(2, 24, 8, 6, requires_grad=True)
+    aotpack.build(model, (example,), out=tmp_path / "m", targets=("cpu",), methods=("train",), dynamic_shapes=sizes)
+    loaded = aotpack.load(tmp_path / "m", backend="cpu")
+    for shape in ((2, 24, 8, 6), (3, 24, 10, 6)):
+        images = torch.randn(shape, requires_grad=True)
+        expected, found = (
+            torch.autograd.grad(each(images).square().mean(), [images, *each.parameters()]) for each in (model, loaded)
+        )
+        torch.testing.assert_close(found, expected)
+    result = loaded(images).sum()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        torch.autograd.grad(result, images)
+    events: Any = profile.events()
+    copies = [event.input_shapes[0] for event in events if event.name == "aten::copy_" and _of_convolution(event)]
+    assert copies == [[24, 1, 5, 5]]  # the kernel's own copy of the weight
+
+
+def _of_convolution(event: Any) -> bool:
+    """Whether the kernel for the gradients of a convolution did this."""
+    return event is not None and ("convolution_backward" in event.name or _of_convolution(event.cpu_parent))
+
+
 class Flattened(nn.Module):
     """What a convolution returns is kept, and the backward views it once more with other dimensions."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import types
 import warnings
 
 import pytest
+import torch
 
 from aotpack._torch.api.process_copy import ProcessCopy, ProcessCopyError, beside, in_place
 
@@ -59,3 +61,15 @@ def test_a_copy_whose_result_is_not_needed_is_ended() -> None:
     with pytest.raises(ProcessCopyError, match="was ended by SIGKILL"):
         copy.result()
     copy.end()  # nothing is left to end
+
+
+@pytest.mark.copies
+def test_a_copy_waits_for_no_thread_that_it_lacks() -> None:
+    """Kernels for large tensors use the threads that this process started. A copy has none of these."""
+    ones = torch.ones(1000, 1000)
+    assert ones.triu().sum() == 500500
+    asked, found = beside(lambda: ones.triu().sum().item()), list[object]()
+    waiting = threading.Thread(target=lambda: found.append(asked()), daemon=True)
+    waiting.start()
+    waiting.join(timeout=60)
+    assert found == [500500]

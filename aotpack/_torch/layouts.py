@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from typing import Any, Final, cast
 
 import torch
-from torch._inductor import ir, virtualized
+from torch._inductor import ir, lowering, virtualized
 from torch.fx import Node
 
 from .api.fake_tensors import hint_of
 from .api.nodes import without_views
+from .api.patching import with_items
 from .fixes.inductor.results import buffer_of
 
 _CONVOLUTION: Final = torch.ops.aten.convolution.default
+_CONVOLUTION_BACKWARD: Final = torch.ops.aten.convolution_backward.default
 
 
 @dataclass(frozen=True)
@@ -187,3 +190,38 @@ def nodes_for_channels_last(nodes: Iterable[Node], contiguous: Collection[Node])
         if node in found:
             found.update(user for user in node.users if user in able)
     return found
+
+
+@contextlib.contextmanager
+def convolution_gradients_in_layout() -> Iterator[None]:
+    """Give gradients of convolutions their arguments in the layout that the kernel reads.
+
+    Inductor lays them out in the order of the strides of the weight's gradient. In a depthwise
+    convolution, strides of channels and of columns are equal: the arguments are copied to an order
+    that the kernel does not read, and the kernel copies them again. Ordering also fixes sizes.
+    """
+    call = lowering.fallback_handler(_CONVOLUTION_BACKWARD, add_to_fallback_set=False)
+
+    def differentiated(gradient: Any, x: Any, weight: Any, *rest: Any) -> Any:
+        order = _gradient_order(virtualized.V.graph.current_node)
+        if order is not None:
+            gradient, x = (ir.ExternKernel.require_stride_order(each, order) for each in (gradient, x))
+        return call(gradient, x, weight, *rest)
+
+    with with_items("inductor-convolution-gradients", lowering, "lowerings", {_CONVOLUTION_BACKWARD: differentiated}):
+        yield
+
+
+def _gradient_order(node: Node) -> list[int] | None:
+    """The order of strides, as Inductor has it, in which the kernel of ``convolution_backward`` reads
+    the gradient and the input; null if it computes neither's gradient.
+    """
+    image = cast("Node", node.args[1]).meta["val"]
+    of_image, of_weight, _ = node.meta["val"]
+    like = of_image if of_weight is None else of_weight
+    if like is None:
+        return None
+    sizes, steps = ([hint_of(each) for each in found] for found in (image.shape, image.stride()))
+    ties = [0 if size == 1 else step for size, step in zip(sizes, steps, strict=True)]
+    strides = [(hint_of(step), tie) for step, tie in zip(like.stride(), ties, strict=True)]
+    return list(ir.get_stride_order(cast("Any", strides)))

@@ -33,6 +33,7 @@ from .layouts import (
     as_in_eager,
     channels_last,
     contiguous_convolutions,
+    convolution_gradients_in_layout,
     nodes_for_channels_last,
     output_layouts,
 )
@@ -214,6 +215,7 @@ class _Lowering:
             must_be_reached("inductor-graph-lowering", "inductor-second-trace", "inductor-tool-chain"),
             apply_fixes("inductor", module=module, saved=self.graph.free),
             plain_additions(),
+            convolution_gradients_in_layout(),
             one_thread_for_small_loops(),
             refuse_negative_rows(),
             hooked("inductor-graph-lowering", compile_fx, "GraphLowering", Watched),

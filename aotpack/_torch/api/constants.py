@@ -41,6 +41,9 @@ _READ_BY = frozenset({
 _NAMES = ["prod", "sum", "cumsum", "cumprod", "max", "min", "amax", "amin", "any", "all", "flip", "reshape", "flatten", "view"]
 _NAMES += ["to", "long", "int", "float", "bool", "diff", "stack", "cat", "unbind", "meshgrid", "add", "sub", "mul", "div", "pow"]
 _NAMES += ["floor_divide", "sqrt", "ceil", "floor", "eq", "ne", "lt", "gt", "__getitem__", "__add__", "__sub__", "__mul__"]
+_NAMES += ["triu", "tril", "masked_fill", "where", "expand", "repeat", "squeeze", "unsqueeze", "transpose", "permute", "t"]
+_NAMES += ["logical_not", "logical_and", "logical_or", "__invert__", "__and__", "__or__", "le", "ge", "__le__", "__ge__"]
+_NAMES += ["neg", "__neg__", "__rsub__", "abs", "exp", "log", "clamp", "roll", "double", "contiguous", "clone", "detach"]
 _NAMES += ["__truediv__", "__radd__", "__rmul__", "__floordiv__", "__mod__", "__pow__", "__eq__", "__ne__", "__lt__", "__gt__"]
 _KEPT_BY = frozenset(
     getattr(owner, name) for owner in (torch, torch.Tensor) for name in _NAMES if callable(getattr(owner, name, 0))
@@ -89,7 +92,7 @@ class KnownConstants(TorchFunctionMode):
         if known and self._is_known((args, kwargs)):
             made = enumerate(result) if isinstance(result, (tuple, list)) else [(None, result)]
             for position, tensor in made:
-                if isinstance(tensor, torch.Tensor):
+                if isinstance(tensor, torch.Tensor) and self._recipe(tensor) is None:  # `to` may return its argument
                     recipe = _Recipe(weakref.ref(tensor), tensor._version, func, args, kwargs, position)
                     self._recipes[id(tensor)] = recipe
         return result

@@ -59,7 +59,12 @@ def beside(compute: Callable[[], _Result]) -> Callable[[], _Result]:
     """
     if not copies_are_made() or torch.cuda.is_initialized():
         return compute
-    return copy_that_computes(compute).result
+
+    def on_one_thread() -> _Result:
+        torch.set_num_threads(1)  # a copy has one thread, and torch's kernels would wait for the others
+        return compute()
+
+    return copy_that_computes(on_one_thread).result
 
 
 def copy_that_computes(compute: Callable[[], object]) -> ProcessCopy:

@@ -53,6 +53,7 @@ NETWORKS |= {
     "bf16_mlp": "perceptron under bf16 autocast",
     "convolutions_3d": "3-D convolutions",
     "depthwise": "depthwise convolutions",
+    "convnext": "ConvNeXt, 4 blocks",
     "channels_last": "ResNet, channels-last",
     "unet": "U-Net of diffusion",
     "tiny_mlp": "perceptron, 16-32-4",

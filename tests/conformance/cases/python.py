@@ -258,6 +258,27 @@ def constant_written_by_a_view(x: Tensor) -> Tensor:
     return x.sum(dims[:1].tolist())
 
 
+def causal_mask(size: int) -> Tensor:
+    return torch.triu(torch.full((size, size), float("-inf")), diagonal=1)
+
+
+def branch_on_a_mask(x: Tensor) -> Tensor:
+    other = torch.zeros(3, 3).masked_fill(torch.ones(3, 3, dtype=torch.bool).tril().logical_not(), float("-inf"))
+    return x * 2 if bool((causal_mask(3).contiguous() == other).all()) else x
+
+
+class Decoding(nn.Module):
+    """``nn.TransformerDecoder`` reads whether its mask is causal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, 0.0, batch_first=True), 1)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        result: Tensor = self.decoder(x, memory, tgt_mask=causal_mask(x.shape[1]))
+        return result
+
+
 CASES: list[Case] = [*of("dynamo"), *of("export"), *of("trace")]
 CASES += [
     module_case("values: a tensor from a cache that the first call fills", Cached, g(2, 3), front_ends=("export",)),
@@ -283,6 +304,7 @@ CASES += [
 ]
 CASES += [
     case(f"constants: {function.__name__}, {end}", function, g(2, 3), front_ends=(end,), calls=(TRAIN,), methods=("train",))
-    for function in (dimensions_by_a_tensor, branch_on_a_constant, constant_written_by_a_view)
+    for function in (dimensions_by_a_tensor, branch_on_a_constant, constant_written_by_a_view, branch_on_a_mask)
     for end in ("export", "trace")
 ]
+CASES += [module_case("constants: a decoder with a causal mask", Decoding, g(2, 3, 8), g(2, 5, 8))]

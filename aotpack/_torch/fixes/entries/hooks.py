@@ -278,6 +278,13 @@ HOOKS = (
         ),
     ),
     Hook(
+        id="inductor-convolution-gradients",
+        component="inductor",
+        summary="Lays out arguments of gradients of convolutions as their kernel reads them.",
+        module="layouts",
+        patches=("torch._inductor.lowering.lowerings[aten.convolution_backward.default]",),
+    ),
+    Hook(
         id="inductor-small-loops",
         component="inductor",
         summary="Runs loops of few elements on one thread.",

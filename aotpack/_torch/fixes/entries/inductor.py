@@ -100,19 +100,6 @@ FIXES = (
         ),
     ),
     _fix(
-        id="inductor-convolution-gradient-sizes",
-        severity="refuses",
-        summary="Gradients of convolutions fix sizes that vary.",
-        searched="2026-11-25",
-        apply="fixes.inductor.sizes:keep_sizes_of_convolutions",
-        patches=(
-            f"{_LOWERINGS}[aten.convolution_backward.default]",
-            "torch._inductor.sizevars.SizeVarAllocator.guard_int_seq",
-            "torch._inductor.sizevars.SizeVarAllocator.guarding_hint_or_throw",
-        ),
-        fixed_in="2.15",
-    ),
-    _fix(
         id="inductor-glu-sizes",
         severity="refuses",
         summary="`glu` fixes the size that it halves.",

@@ -11,11 +11,10 @@ from typing import Any
 import sympy
 import torch
 from torch._inductor import ir, lowering
-from torch._inductor.sizevars import SizeVarAllocator
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 from torch.utils._sympy import functions
 
-from ...api.patching import hooked, patched, with_items
+from ...api.patching import patched, with_items
 from ..applying import counted
 
 
@@ -32,28 +31,6 @@ def call_adaptive_averages() -> Iterator[None]:
         return (lower if _fixed(x.get_size()[-2:]) else lowering.fallback_adaptive_avg_pool2d)(x, size)
 
     with with_items(fix, lowering, "lowerings", {operator: counted(fix, pooled)}):
-        yield
-
-
-@contextlib.contextmanager
-def keep_sizes_of_convolutions() -> Iterator[None]:
-    """Compile gradients of convolutions without fixing sizes: Inductor only needs the order of
-    strides.
-    """
-    fix = "inductor-convolution-gradient-sizes"
-    operator = torch.ops.aten.convolution_backward.default
-    lower = lowering.lowerings[operator]
-
-    def differentiated(gradient: Any, x: Any, weight: Any, *rest: Any) -> Any:
-        if not _fixed(weight.get_size()):
-            return lower(gradient, x, weight, *rest)
-        with hooked(fix, SizeVarAllocator, "guard_int_seq", hints):
-            return lower(gradient, x, weight, *rest)
-
-    def hints(sizes: SizeVarAllocator, several: Sequence[Any]) -> list[int]:
-        return [sizes.guarding_hint_or_throw(size) for size in several]
-
-    with with_items(fix, lowering, "lowerings", {operator: counted(fix, differentiated)}):
         yield
 
 

@@ -34,6 +34,7 @@ FACTORIES: dict[str, Factory] = {
     "bf16_mlp": tiny.bf16_mlp,
     "convolutions_3d": convolutions.three_dimensions,
     "depthwise": convolutions.depthwise,
+    "convnext": convolutions.convnext,
     "group_norm": convolutions.group_norm,
     "instance_norm": convolutions.instance_norm,
     "channels_last": convolutions.channels_last,

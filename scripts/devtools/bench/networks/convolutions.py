@@ -76,6 +76,27 @@ def depthwise() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Classifier(nn.Sequential(stem, *block(16, 24, 1), *block(24, 32, 2), *block(32, 32, 1)), 32), _pictures(8)
 
 
+class NextBlock(nn.Module):
+    """A block of ConvNeXt: its linear layers work on channels-last images."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(width, width, 7, padding=3, groups=width)
+        self.layers = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.LayerNorm(width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(self.convolution(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return x + found
+
+
+def convnext() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    stem, down = nn.Conv2d(3, 48, 2, 2), nn.Conv2d(48, 96, 2, 2)
+    features = nn.Sequential(stem, NextBlock(48), NextBlock(48), down, NextBlock(96), NextBlock(96))
+    return Classifier(features, 96), _pictures(4)
+
+
 def three_dimensions() -> tuple[nn.Module, tuple[Tensor, ...]]:
     def block(inputs: int, outputs: int) -> list[nn.Module]:
         return [nn.Conv3d(inputs, outputs, 3, 2, 1), nn.BatchNorm3d(outputs), nn.ReLU()]
