@@ -98,7 +98,7 @@ def test_files_that_a_group_got_later_are_added_to_its_counts(tmp_path: Path, mo
     found = extended(known, {**counts({"total": "1", "e": "passed"}), "files": ["two.py"]})
     assert (found["total"], found["passed"], found["failures"]) == (10, 3, ["c"])
     assert found["files"] == ["one.py", "two.py"]
-    stored_result = json.loads(run.store({"building": found}, {}).read_text())["groups"]["building"]
+    stored_result = json.loads(run.store({"building": found}).read_text())["groups"]["building"]
     assert stored_result["tree"].startswith("1234567, ")
 
 

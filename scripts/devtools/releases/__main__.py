@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from .groups import GROUPS, Group
 from .page import PAGE, page, stored
-from .run import applied_fixes, corrected, extended, outcomes_file, run_group, store, stored_group
+from .run import corrected, extended, outcomes_file, run_group, store, stored_group
 
 
 def main() -> int:
@@ -34,7 +34,7 @@ def main() -> int:
             print(f"== {group.name}: {group.title}", flush=True)
             result = run_group(group, arguments, minutes=options.minutes)
             failed += result["failed"]
-            print(f"stored in {store({group.name: result}, applied_fixes())}")
+            print(f"stored in {store({group.name: result})}")
             if result["passed"] + result["failed"] + result["skipped"] >= result["total"]:
                 outcomes_file(group).unlink()
     PAGE.write_text(page(stored()))
@@ -51,7 +51,7 @@ def _again(group: Group, arguments: list[str], minutes: float | None) -> int:
     if again["passed"] + again["failed"] + again["skipped"] < again["total"]:
         return int(known["failed"])
     outcomes_file(group, again=True).unlink()
-    print(f"stored in {store({group.name: corrected(known, again)}, applied_fixes())}")
+    print(f"stored in {store({group.name: corrected(known, again)})}")
     return int(again["failed"])
 
 
@@ -66,7 +66,7 @@ def _later(group: Group, arguments: list[str], minutes: float | None) -> int:
     later = run_group(part, arguments, minutes=minutes)
     if later["passed"] + later["failed"] + later["skipped"] >= later["total"]:
         outcomes_file(part).unlink()
-        print(f"stored in {store({group.name: extended(known, later)}, applied_fixes())}")
+        print(f"stored in {store({group.name: extended(known, later)})}")
     return int(later["failed"])
 
 

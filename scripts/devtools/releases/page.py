@@ -1,17 +1,17 @@
-"""The page docs/torch-versions.md, made from the stored results. Needs no torch."""
+"""The page docs/torch-versions.md, made from the stored results and the register of fixes."""
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
-import re
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from aotpack._torch.fixes.entries import FIXES
+from aotpack._torch.fixes.register import INDUCTOR_SUPPORTED, SUPPORTED
 from devtools.paths import RESULTS, ROOT
 
 from .groups import GROUPS, Group
@@ -19,7 +19,7 @@ from .groups import GROUPS, Group
 PAGE = ROOT / "docs" / "torch-versions.md"
 
 Result = Mapping[str, Any]
-"""A stored file: versions, machine, fixes, and counts by group."""
+"""A stored file: versions, machine, and counts by group."""
 
 _HEAD = """\
 # torch releases
@@ -67,16 +67,16 @@ def stored(folder: Path = RESULTS / "torch-versions") -> list[Result]:
 
 def page(results: Sequence[Result]) -> str:
     """The whole page."""
-    lines = [_HEAD.format(portable=_listed("SUPPORTED"), native=_listed("INDUCTOR_SUPPORTED"))]
+    lines = [_HEAD.format(portable=_listed(SUPPORTED), native=_listed(INDUCTOR_SUPPORTED))]
     for part, title in _PARTS.items():
         lines += [f"## {title}", "", *_table("tests", [_name(result) for result in results])]
         for group in GROUPS:
             if group.part == part:
                 lines.append(_row(group.title, [_cell(result, group) for result in results]))
         if part == "fixes":
-            applied = [f"{result['fixes']['applied']} of {result['fixes']['entries']}" for result in results]
-            lines.append(_row("Fixes that a build applies", applied))
-            lines.append(_row("Faults that torch lacks", [str(len(result["fixes"]["fixed"])) for result in results]))
+            lacking = [len(_lacking(result)) for result in results]
+            lines.append(_row("Fixes that a build applies", [f"{len(FIXES) - count} of {len(FIXES)}" for count in lacking]))
+            lines.append(_row("Faults that torch lacks", list(map(str, lacking))))
         lines.append("")
     parts = (_fixed(results), _matrix(stored_matrix()), _failures(results), _machines(results))
     return "\n".join([*lines, *itertools.chain(*parts)]).rstrip() + "\n"
@@ -101,12 +101,8 @@ def _matrix(found: Mapping[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
-def _listed(name: str) -> str:
-    """The releases of a constant of the register, read from its source: importing it needs torch."""
-    source = (ROOT / "aotpack" / "_torch" / "fixes" / "register.py").read_text()
-    found = re.search(rf"^{name} = (\(.*\))$", source, re.MULTILINE)
-    assert found is not None
-    *first, last = ast.literal_eval(found[1])
+def _listed(releases: Sequence[str]) -> str:
+    *first, last = releases
     return f"{', '.join(first)} and {last}" if first else str(last)
 
 
@@ -149,9 +145,14 @@ def _reason(group: Mapping[str, Any], test: str) -> str:
 
 
 def _fixed(results: Sequence[Result]) -> list[str]:
-    names = {_torch(result): result["fixes"]["fixed"] for result in results if result["fixes"]["fixed"]}
-    found = [f"- {torch}: {', '.join(f'`{fix}`' for fix in fixed)}" for torch, fixed in names.items()]
+    names = {_torch(result): _lacking(result) for result in results}
+    found = [f"- {torch}: {', '.join(f'`{fix}`' for fix in fixed)}" for torch, fixed in names.items() if fixed]
     return ["A build leaves out these fixes, because that torch lacks the fault:", "", *found, ""] if found else []
+
+
+def _lacking(result: Result) -> list[str]:
+    """The fixes that a build leaves out with this torch, by the register of today."""
+    return sorted(fix.id for fix in FIXES if not fix.is_needed(result["torch"]))
 
 
 def _machines(results: Sequence[Result]) -> list[str]:

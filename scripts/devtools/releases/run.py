@@ -121,7 +121,7 @@ def extended(known: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, An
     return {**known, **summed, **({"fails_without": seen} if seen else {})}
 
 
-def store(results: Mapping[str, Mapping[str, Any]], fixes: Mapping[str, Any]) -> Path:
+def store(results: Mapping[str, Mapping[str, Any]]) -> Path:
     """Add groups that ran to the stored results of this torch. Results of several runs name the commit of each."""
     path = FOLDER / f"{RELEASE}.json"
     known = json.loads(path.read_text()) if path.exists() else {"groups": {}}
@@ -130,7 +130,7 @@ def store(results: Mapping[str, Mapping[str, Any]], fixes: Mapping[str, Any]) ->
     stamped = {name: {**result, "date": where["date"], "tree": trees[name]} for name, result in results.items()}
     groups = dict(sorted({**known["groups"], **stamped}.items()))
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {**where, "torch": str(torch.__version__), "fixes": dict(fixes), "groups": groups}
+    content = {**where, "torch": str(torch.__version__), "groups": groups}
     path.write_text(json.dumps(content, indent=1) + "\n")
     return path
 
@@ -141,12 +141,3 @@ def _trees(result: Mapping[str, Any]) -> Sequence[str]:
         return []
     commits: str = result.get("tree", "not recorded")
     return commits.split(", ")
-
-
-def applied_fixes() -> dict[str, Any]:
-    """How many fixes a build applies with this torch, and which ones torch does not need."""
-    from aotpack._torch.fixes.entries import FIXES
-    from aotpack._torch.fixes.register import needed
-
-    applied = needed(FIXES, str(torch.__version__))
-    return {"entries": len(FIXES), "applied": len(applied), "fixed": sorted(fix.id for fix in FIXES if fix not in applied)}
