@@ -223,3 +223,19 @@ def test_a_warning_that_holds_for_two_methods_is_given_once() -> None:
     run.warn("dynamo refused 'infer': why", once="dynamo: why")
     run.warn("dynamo refused 'infer': other", once="dynamo: other")
     assert run.warnings == ["dynamo refused 'train': why", "dynamo refused 'infer': other"]
+
+
+def test_a_size_whose_name_stands_for_two_is_named_after_its_argument(tmp_path: Path) -> None:
+    """A model may not need that two sizes of one name are equal."""
+
+    def model(img: Tensor, labels: Tensor) -> Tensor:
+        return img[1:].sum() * (2 if img.shape[0] % 3 else 3) + labels.sum() * (2 if labels.shape[0] % 3 else 3)
+
+    batch = torch.export.Dim("batch", min=2, max=9)
+    sizes, args = {"img": {0: batch}, "labels": {0: batch}}, (torch.ones(4), torch.ones(5))
+    with pytest.raises(BuildError) as caught:
+        aotpack.build(model, args, out=tmp_path / "m", targets=("portable",), methods=("infer",), dynamic_shapes=sizes)
+    assert [str(each) for each in caught.value.problems] == [
+        "img.shape[0]: dynamic_shapes allows more than the model: ((img.shape[0] % 3) != 0)",
+        "labels.shape[0]: dynamic_shapes allows more than the model: ((labels.shape[0] % 3) != 0)",
+    ]

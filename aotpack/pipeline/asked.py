@@ -9,7 +9,7 @@ from msgspec import structs
 
 from aotpack_loader.errors import BuildError, Problem, UnsupportedError
 from aotpack_loader.format import schema
-from aotpack_loader.format.labels import Labels
+from aotpack_loader.format.labels import Labels, sources_of
 
 from .. import signature
 from .._torch.api.fake_tensors import Bounds
@@ -44,7 +44,7 @@ def check_dynamic(
 
     ``second``: the method computes second derivatives, so its arguments are not the user's.
     """
-    ranges, labels = {symbol.name: symbol for symbol in symbols}, Labels(symbols)
+    ranges, labels = {symbol.name: symbol for symbol in symbols}, Labels(symbols, sources_of(leaves))
     problems: list[Problem] = []
     for where, size, bounds in _declared_sizes(shapes, leaves):
         if isinstance(size, int):

@@ -17,7 +17,7 @@ from msgspec import structs
 
 from aotpack_loader.errors import BuildError, Problem, UnsupportedError
 from aotpack_loader.format import schema
-from aotpack_loader.format.labels import Labels
+from aotpack_loader.format.labels import Labels, sources_of
 
 from .. import capture, partition, signature
 from .._torch.aot_autograd import Decompositions
@@ -354,7 +354,7 @@ def _with_labels(context: BuildContext, plan: MethodPlan, convention: signature.
     symbols = labelled(method.symbols, shapes, method.leaves)
     check_dynamic(shapes, method.leaves, symbols, method.constraints, second=plan not in context.options.plans)
     if method.constraints:
-        shown = ", ".join(map(Labels(symbols).text, method.constraints))
+        shown = ", ".join(map(Labels(symbols, sources_of(method.leaves)).text, method.constraints))
         context.run.note(f"{plan.name!r} takes only sizes with {shown}")
     return replace(convention, method=replace(method, symbols=symbols))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from aotpack_loader.format import expressions, schema
-from aotpack_loader.format.labels import Labels
+from aotpack_loader.format.labels import Labels, labels_of
 
 from .describe import argument_type, result_type
 
@@ -68,7 +68,7 @@ def _method(first: Bundle, second: Bundle, name: str) -> Iterator[Found]:
         yield "", f"for autocast to {new.autocast or 'nothing'}, before {old.autocast or 'nothing'}", True
     if old.rng != new.rng:
         yield "", f"random numbers: {new.rng}, before {old.rng}", False
-    labels = Labels(old.symbols, _sources(old)), Labels(new.symbols, _sources(new))
+    labels = labels_of(old), labels_of(new)
     yield from _arguments(old, new, *labels)
     conditions = {labels[0].text(condition) for condition in old.constraints}
     for condition in new.constraints:
@@ -76,19 +76,6 @@ def _method(first: Bundle, second: Bundle, name: str) -> Iterator[Found]:
             yield "sizes", f"now need {labels[1].text(condition)}", True
     if first.has(old.forward) and second.has(new.forward):
         yield from _results(_result_types(first, old, labels[0]), _result_types(second, new, labels[1]))
-
-
-def _sources(method: schema.Method) -> dict[str, str]:
-    """Name each symbol after the first argument that it is a size of."""
-    found: dict[str, str] = {}
-    for leaf in method.leaves:
-        if isinstance(leaf, schema.IntegerLeaf):
-            found.setdefault(leaf.size, leaf.path)
-        elif isinstance(leaf, schema.TensorLeaf):
-            for dim, size in enumerate(leaf.shape):
-                if isinstance(size, str) and expressions.is_symbol(size):
-                    found.setdefault(size, f"{leaf.path}.shape[{dim}]")
-    return found
 
 
 # ---------------------------------------------------------------- arguments

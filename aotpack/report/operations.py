@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from aotpack_loader.errors import AotpackError
 from aotpack_loader.format import expressions, schema, subclasses
-from aotpack_loader.format.labels import Labels
+from aotpack_loader.format.labels import labels_of
 from aotpack_loader.format.origins import lines_of, modules_of
 
 from .describe import primal_name, tensor_type
@@ -109,7 +109,7 @@ class Sizes:
     """Types as text, with the author's names of sizes, and bytes at the sizes of the example."""
 
     def __init__(self, method: schema.Method) -> None:
-        self._labels = Labels(method.symbols)
+        self._labels = labels_of(method)
         self._hints = {symbol.name: symbol.hint for symbol in method.symbols if symbol.hint is not None}
         self._types: dict[tuple[object, ...], str] = {}
         self._bytes: dict[tuple[object, ...], int | None] = {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from aotpack_loader.format import schema
 from aotpack_loader.format.containers import shown
-from aotpack_loader.format.labels import Labels
+from aotpack_loader.format.labels import labels_of
 
 from .describe import argument_type, result_type
 
@@ -27,7 +27,7 @@ class Row:
 
 def argument_rows(method: schema.Method) -> list[Row]:
     """Return the arguments by name. The tree of a method is always ``(args, kwargs)``."""
-    leaves = map(Labels(method.symbols).text, map(argument_type, method.leaves))
+    leaves = map(labels_of(method).text, map(argument_type, method.leaves))
     args, kwargs = getattr(method.inputs, "items", (method.inputs, schema.DictNode([], [])))
     rows = []
     for position, item in enumerate(getattr(args, "items", [])):
@@ -42,14 +42,14 @@ def result_rows(bundle: Bundle, method: schema.Method) -> list[Row]:
     """Return the result, and what the call changes in containers of the caller."""
     graph = bundle.graph(method.forward) if bundle.has(method.forward) else None
     found = ["tensor" if graph is None else result_type(method, graph, result) for result in method.results]
-    leaves = map(Labels(method.symbols).text, found)
+    leaves = map(labels_of(method).text, found)
     rows = [_row("result", method.outputs, leaves)]
     return rows + [_row(f"changes {shown(method, update.path)}", update.tree, leaves) for update in method.updates]
 
 
 def ranges(method: schema.Method) -> list[str]:
     """Return the sizes that vary with their ranges, then the conditions on them: ``2 <= batch <= 512``."""
-    labels = Labels(method.symbols)
+    labels = labels_of(method)
     found = []
     for symbol in method.symbols:
         name, top = labels.name(symbol.name), symbol.maximum

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from . import schema
+from . import expressions, schema
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -34,3 +34,21 @@ class Labels:
     def range(self, symbol: schema.Symbol) -> str:
         """A symbol and the values it takes: ``batch=2..64``."""
         return f"{self.name(symbol.name)}={symbol.minimum}..{'' if symbol.maximum is None else symbol.maximum}"
+
+
+def labels_of(method: schema.Method) -> Labels:
+    """The names of a method's symbols, where each has one: the author's, or the first argument that it is a size of."""
+    return Labels(method.symbols, sources_of(method.leaves))
+
+
+def sources_of(leaves: Sequence[schema.InputLeaf]) -> dict[str, str]:
+    """Name each symbol after the first argument that it is a size of: ``img.shape[0]``."""
+    found: dict[str, str] = {}
+    for leaf in leaves:
+        if isinstance(leaf, schema.IntegerLeaf):
+            found.setdefault(leaf.size, leaf.path)
+        elif isinstance(leaf, schema.TensorLeaf):
+            for dim, size in enumerate(leaf.shape):
+                if isinstance(size, str) and expressions.is_symbol(size):
+                    found.setdefault(size, f"{leaf.path}.shape[{dim}]")
+    return found

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 
 from ..format import schema
-from ..format.labels import Labels
+from ..format.labels import labels_of
 from ..text import visible
 
 _MOST = 24
@@ -33,7 +33,7 @@ def summary(program: schema.Program, loaded: Iterable[tuple[str, str]]) -> str:
 
 
 def _method(name: str, method: schema.Method) -> str:
-    labels = Labels(method.symbols)
+    labels = labels_of(method)
     modes = ", ".join(
         f"{'train()' if mode.training else 'eval()'} {'with' if mode.grad else 'without'} gradients" for mode in method.serves
     )
