@@ -285,6 +285,7 @@ UNFIT: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "linalg.cross": (lambda x, i: torch.linalg.cross(i, x[0]), (SQUARE, IDS)),
     "random_": (lambda x: (x * 1).random_(5, 2), (SQUARE,)),
     "bernoulli_": (lambda x: (x * 1).bernoulli_(1.5), (SQUARE,)),
+    "rrelu": (lambda x: F.rrelu(x.abs(), 2.0, 1.0, training=True), (SQUARE,)),
 }
 
 

@@ -172,10 +172,10 @@ class _Reads(TorchFunctionMode):
     ) -> bool:
         """Return whether two tensors are equal or close.
 
-        A tensor equals itself, and different sizes are not equal. A tensor with NaN is not close to itself.
+        Different sizes are not equal. A tensor with NaN is neither equal nor close to itself.
         """
-        if elementwise is torch.eq and (one is other or one.shape != other.shape):
-            return one is other
+        if elementwise is torch.eq and one.shape != other.shape:
+            return False
         return bool(self._read(torch.Tensor.__bool__, elementwise(one, other, *rest, **named).all()))
 
 

@@ -5,6 +5,7 @@ kernels.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,8 @@ def make_rrelu_contiguous() -> contextlib.AbstractContextManager[None]:
     """Make the result of ``rrelu`` contiguous, whatever the strides of the input."""
 
     def rrelu(x: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None) -> Any:
+        if not -math.inf < lower <= upper < math.inf:  # eager's function checks it above the kernel
+            raise RuntimeError(f"the bounds {lower} and {upper} of rrelu are no range")
         noise = torch.empty_like(x, memory_format=torch.contiguous_format)
         return torch.ops.aten.rrelu_with_noise(x, noise, lower, upper, training, generator).contiguous()
 
