@@ -27,7 +27,7 @@ from aotpack_loader.format import media_types
 from aotpack_loader.format.codec import encode
 from aotpack_loader.format.schema import Requirements
 from aotpack_loader.options import LoadOptions
-from aotpack_loader.signing import store
+from aotpack_loader.signing import key_store
 from aotpack_loader.signing.keys import PrivateKey
 from aotpack_loader.trust import record_built
 from devtools.spec import __main__ as spec
@@ -349,7 +349,7 @@ def test_verify(signed: Path, unsigned: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_trusted_keys_do_not_replace_a_policys_keys(signed: Path, tmp_path: Path) -> None:
-    store.add(KEY.public, "acme")
+    key_store.add(KEY.public, "acme")
     with pytest.raises(PolicyError):
         load(signed, policy=write(tmp_path, rule("enforce", keys=["other.pub"])))
 

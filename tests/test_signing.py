@@ -23,7 +23,7 @@ from aotpack_loader import load, trust
 from aotpack_loader.archive.attachments import CYCLONEDX, SIGSTORE_BUNDLE, make
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AotpackError, DirectoryError, TrustError
-from aotpack_loader.signing import documents, store
+from aotpack_loader.signing import documents, key_store
 from aotpack_loader.signing.keys import KINDS, PrivateKey, private_key, public_key
 from aotpack_loader.signing.verify import signer
 
@@ -69,7 +69,7 @@ def decide(path: Path, argument: Any = None) -> trust.TrustDecision:
 
 
 def trust_key(key: PrivateKey, name: str = "acme") -> Path:
-    return store.add(key.public, name)
+    return key_store.add(key.public, name)
 
 
 # ---------------------------------------------------------------- signing
@@ -346,7 +346,7 @@ def test_keys_that_others_may_write_are_refused(tmp_path: Path, ed25519: Private
     trust_key(ed25519)
     (tmp_path / what).chmod(0o777)
     with pytest.raises(DirectoryError, match="Other users may write"):
-        store.trusted_keys()
+        key_store.trusted_keys()
 
 
 def test_a_link_is_no_trusted_key(tmp_path: Path, ed25519: PrivateKey) -> None:
@@ -354,7 +354,7 @@ def test_a_link_is_no_trusted_key(tmp_path: Path, ed25519: PrivateKey) -> None:
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DirectoryError, match="symbolic link"):
-        store.trusted_keys()
+        key_store.trusted_keys()
 
 
 @pytest.mark.parametrize("name", ["", ".", "../up", "a/b", "-x", "é", "a" * 65, "a b"])

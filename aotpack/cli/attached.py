@@ -60,9 +60,9 @@ def _trusted_keys(found: Sequence[Attachment]) -> tuple[list[PublicKey], str]:
     if all(each.kind != SIGSTORE_BUNDLE for each in found):
         return [], ""
     try:
-        from aotpack_loader.signing import store
+        from aotpack_loader.signing import key_store
 
-        return (store.trusted_keys() if store.may_have_keys() else []), ""
+        return (key_store.trusted_keys() if key_store.may_have_keys() else []), ""
     except AotpackError as error:
         return [], error.summary
 

@@ -20,10 +20,10 @@ def command() -> None:
 @json_option
 def add(key: Path, name: str | None, as_json: bool) -> None:
     """Trust the public KEY (a file in PEM)."""
-    from aotpack_loader.signing import store
+    from aotpack_loader.signing import key_store
 
-    read = store.read_key(key)
-    path = store.add(read, name or key.stem)
+    read = key_store.read_key(key)
+    path = key_store.add(read, name or key.stem)
     if as_json:
         print_json({"name": name or key.stem, "id": read.id, "path": str(path)})
         return
@@ -34,16 +34,16 @@ def add(key: Path, name: str | None, as_json: bool) -> None:
 @json_option
 def list_keys(as_json: bool) -> None:
     """List the keys that you trust."""
-    from aotpack_loader.signing import store
+    from aotpack_loader.signing import key_store
 
-    keys = store.trusted_keys() if store.may_have_keys() else []
+    keys = key_store.trusted_keys() if key_store.may_have_keys() else []
     if as_json:
         print_json({"keys": [{"name": key.name, "kind": key.kind, "id": key.id} for key in keys]})
         return
     for key in keys:
         say(f"{key.name}  {key.kind}  {key.id}")
     if not keys:
-        say(f"No key is trusted. They are kept in {store.config_directory() / 'keys'}.", err=True)
+        say(f"No key is trusted. They are kept in {key_store.config_directory() / 'keys'}.", err=True)
 
 
 @command.command("remove")
@@ -51,9 +51,9 @@ def list_keys(as_json: bool) -> None:
 @json_option
 def remove(name: str, as_json: bool) -> None:
     """Trust the key called NAME (or with that identifier) no longer."""
-    from aotpack_loader.signing import store
+    from aotpack_loader.signing import key_store
 
-    key = store.remove(name)
+    key = key_store.remove(name)
     if as_json:
         print_json({"name": key.name, "id": key.id})
         return

@@ -173,10 +173,10 @@ def _signature(bundle: Bundle, names: tuple[str, ...]) -> Check:
     """Check who signed the bundle: one of the keys ``names``, or any trusted key where none is required."""
     if not bundle.has_attachments and not names:
         return Check("signature", "skipped", "the bundle is not signed")
-    from aotpack_loader.signing import store
+    from aotpack_loader.signing import key_store
     from aotpack_loader.signing.verify import signer
 
-    keys = [store.named_key(name) for name in names] if names else store.trusted_keys()
+    keys = [key_store.named_key(name) for name in names] if names else key_store.trusted_keys()
     verdict = signer(bundle, keys)
     if verdict.key is not None:
         return Check("signature", "ok", f"{verdict.key.name}  {verdict.key.id}")
@@ -215,9 +215,9 @@ def _policies(bundle: Bundle, asked: Asked) -> Iterator[Check]:
 def _detached(path: Path, signature: Path, name: str) -> Check:
     """Check a signature of OpenSSF Model Signing."""
     from aotpack.signing.model_signing import verify_detached
-    from aotpack_loader.signing import store
+    from aotpack_loader.signing import key_store
 
-    key = store.named_key(name)
+    key = key_store.named_key(name)
     try:
         verify_detached(path, signature, key)
     except AotpackError as error:

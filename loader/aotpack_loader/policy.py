@@ -127,7 +127,7 @@ def read_policy(path: Path) -> Policy:
     """
     import tomllib  # rarely needed
 
-    from .signing.store import read_private
+    from .signing.key_store import read_private
 
     data = read_private(path, VARIABLE, _MAX_BYTES)
     try:
@@ -259,7 +259,7 @@ def _key(text: str, policy: Path, name: str) -> PublicKey:
         from .signing.keys import public_key
 
         return public_key(text.encode(), name)
-    from .signing.store import read_key
+    from .signing.key_store import read_key
 
     return read_key(policy.parent / text, name=text)
 

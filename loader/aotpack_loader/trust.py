@@ -128,13 +128,13 @@ def _signed(bundle: Attached | None, names: Collection[str] | None) -> TrustDeci
     """Whether one of the keys signed the bundle; of all keys that this user trusts if there are no ``names``."""
     if bundle is None or not bundle.has_attachments:
         return TrustDecision(False, "it is not signed")
-    from .signing import store  # only for a signed bundle
+    from .signing import key_store  # only for a signed bundle
 
-    if names is None and not store.may_have_keys():
+    if names is None and not key_store.may_have_keys():
         return TrustDecision(False, "it is signed, but this user trusts no key")
     from .signing.verify import signer
 
-    keys = store.trusted_keys() if names is None else [store.named_key(name) for name in names]
+    keys = key_store.trusted_keys() if names is None else [key_store.named_key(name) for name in names]
     verdict = signer(bundle, keys)
     return TrustDecision(verdict.key is not None, verdict.reason, tuple(verdict.problems))
 

@@ -23,7 +23,7 @@ import torch
 from .._torch_compat import is_dispatched, register_lazy_operators
 from ..errors import CorruptBundleError, Problem, TrustError, UnsupportedVersionError
 from ..format import schema
-from . import arguments, control_flow
+from . import control_flow, operator_arguments
 from .generator import exchange_random_state, random_state
 
 BUILTINS: dict[str, Callable[..., Any]] = {
@@ -287,7 +287,7 @@ def view_step(step: schema.ViewStep) -> torch._ops.OpOverload:
         CorruptBundleError, UnsupportedVersionError: as :func:`resolve_view`; or arguments do not fit.
     """
     operator = resolve_view(step.op)
-    arguments.check_view(step, operator)
+    operator_arguments.check_view(step, operator)
     return operator
 
 
@@ -320,7 +320,7 @@ def check_arguments(node: schema.Node, declared: Collection[str] = ()) -> None:
         return  # the compiler registers it (prims.fma); what stands in for it takes its arguments by name
     operator = resolve(node.op, declared)
     if isinstance(operator, torch._ops.OpOverload):
-        arguments.check(node.name, operator, node.args, node.kwargs)
+        operator_arguments.check(node.name, operator, node.args, node.kwargs)
 
 
 def _functional(operator: Callable[..., Any]) -> Callable[..., Any]:

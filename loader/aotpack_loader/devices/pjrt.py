@@ -18,7 +18,7 @@ from ..format.computations import of_sizes
 from ..format.expressions import evaluate
 from ..format.subgraphs import output_values
 from .base import CpuDevice
-from .computed import Outputs
+from .computed_outputs import Outputs
 
 if TYPE_CHECKING:
     from .. import _jax_compat as compat

@@ -15,7 +15,7 @@ import torch
 from ..errors import OperatorError, Problem, TrustError
 from ..format import schema
 from ..format.subgraphs import all_nodes
-from . import allowed, arguments, operators
+from . import allowed, operator_arguments, operators
 
 MAX_STEPS: Final = 1_000_000
 """Nodes that one call of a graph may run, with all repetitions."""
@@ -103,7 +103,7 @@ def implementation(name: str, declared: Collection[str] = ()) -> Callable[..., A
 
 def _needed(operator: torch._ops.OpOverload) -> list[tuple[int, str]]:
     """Position and name of the parameters that are tensors, or lists of tensors, and not optional."""
-    positional, named = arguments.parameters(operator)
+    positional, named = operator_arguments.parameters(operator)
     found = [one for one in named.values() if one.kind == "Tensor" and not one.optional and not one.items_optional]
     return [(positional.index(one) if one in positional else -1, one.name) for one in found]
 
@@ -132,7 +132,7 @@ def _with_rules(
     rules: Sequence[Callable[[dict[str, Any]], None]],
 ) -> Callable[..., Any]:
     """``function`` where all rules hold."""
-    positional, _ = arguments.parameters(operator)
+    positional, _ = operator_arguments.parameters(operator)
     names = [one.name for one in positional]
     defaults = {a.name: a.default_value for a in operator._schema.arguments if a.has_default_value()}
 

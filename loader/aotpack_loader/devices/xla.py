@@ -23,7 +23,7 @@ from ..errors import AotpackError, CorruptBundleError, Problem, TargetError
 from ..format import schema
 from ..format.computations import of_sizes
 from ..format.versions import torch_satisfies
-from .computed import Outputs
+from .computed_outputs import Outputs
 from .xla_views import alias_of_elements, of_elements, unsupported_view
 
 if TYPE_CHECKING:

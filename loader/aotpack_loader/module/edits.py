@@ -119,7 +119,7 @@ def _averaged(module: nn.Module) -> Iterator[tuple[str, nn.Module, float]]:
 
 def _alternative(used: Iterable[Any]) -> str:
     """What to do instead of using these hooks or wrappers; empty if unknown."""
-    from ..runtime.parallel import advice  # only for errors
+    from ..runtime.tool_hints import advice  # only for errors
 
     return advice(getattr(item, "__module__", None) or "" for item in used)
 

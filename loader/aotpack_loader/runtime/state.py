@@ -77,7 +77,7 @@ class State:
                 "The bundle's code was compiled for the original strides; to(memory_format=torch.contiguous_format) undoes "
                 "to(memory_format=torch.channels_last). To compute in channels_last, build the bundle from a model that is in it."
             )
-        from .parallel import advice  # only for errors
+        from .tool_hints import advice  # only for errors
 
         if instead := advice(type(value).__module__ for value in values):
             hint = instead
