@@ -1,4 +1,4 @@
-"""What the rows of the table do with older releases of torch: 2.9, and 2.11."""
+"""What the rows of the table do with other releases of torch: 2.9, 2.11 and 2.15."""
 
 from __future__ import annotations
 
@@ -84,4 +84,10 @@ if TORCH < (2, 10):
         "control flow: cond, branches of other sizes": "eager's backward raises an error, a bundle's gives the right gradient",
         "RNG: other strides": "check='full' finds other strides of a saved value than the bundle has recorded",
         "shapes: sizes 0, 1 and more, slices": "the recorded size of a slice that may be empty",
+    }
+
+if TORCH >= (2, 15):
+    REFUSED |= {
+        f"gradient writes: {name}, in a hook, dynamo": r"input mutation during higher order.*gradient_writes\.py:\d+"
+        for name in ("the tangent", "a tangent of two inputs", "a gradient of two inputs", "an expanded gradient")
     }
