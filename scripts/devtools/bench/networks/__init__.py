@@ -40,6 +40,7 @@ FACTORIES: dict[str, Factory] = {
     "channels_last": convolutions.channels_last,
     "unet": convolutions.unet,
     "autoencoder": convolutions.autoencoder,
+    "capsules": convolutions.capsules,
     "tiny_mlp": tiny.mlp,
     "tiny_batch_norm": tiny.batch_norm,
     "dropout_mlp": tiny.dropout_mlp,

@@ -136,6 +136,34 @@ def unet() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return UNet(), (torch.randn(4, 3, 32, 32), torch.rand(4), torch.randn(4, 3, 32, 32))
 
 
+class Capsules(nn.Module):
+    """A capsule network: votes of small capsules for large ones, agreed on in three rounds of routing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 32, 5, 2), nn.Conv2d(32, 64, 3, 2)
+        self.votes = nn.Parameter(torch.randn(1, 200, 10, 16, 8) * 0.05)
+
+    def forward(self, pictures: Tensor, labels: Tensor) -> Tensor:
+        capsules = _squashed(self.second(F.relu(self.first(pictures))).flatten(1).unflatten(1, (200, 8)))
+        votes = (self.votes @ capsules[:, :, None, :, None]).squeeze(-1)
+        weights = votes.new_zeros(votes.shape[:3])
+        for _ in range(3):
+            found = _squashed((weights.softmax(2).unsqueeze(-1) * votes).sum(1))
+            weights = weights + (votes * found[:, None]).sum(-1)
+        return F.cross_entropy(found.norm(dim=-1), labels)
+
+
+def _squashed(vectors: Tensor) -> Tensor:
+    """Vectors with lengths between 0 and 1."""
+    square = vectors.square().sum(-1, keepdim=True)
+    return square / (1 + square) * vectors / (square + 1e-8).sqrt()
+
+
+def capsules() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Capsules(), (torch.randn(16, 1, 28, 28), torch.randint(10, (16,)))
+
+
 class Autoencoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
