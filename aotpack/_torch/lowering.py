@@ -26,6 +26,7 @@ from .api.fake_tensors import fake_mode_of
 from .api.nodes import without_views
 from .api.patching import attribute_set, hooked
 from .api.process_copy import ProcessCopy, copies_are_made, copy_that_computes, in_place
+from .broadcasts import costly_operands_stored
 from .events import kernel_events
 from .fixes.applying import apply_fixes, fix_graph
 from .instruction_sets import take_answers
@@ -37,10 +38,10 @@ from .layouts import (
     nodes_for_channels_last,
     output_layouts,
 )
+from .parallel_loops import loops_worth_their_threads
 from .rows import as_indexing, refuse_negative_rows
 from .scatters import plain_additions
 from .second_trace import without_second_trace
-from .small_loops import one_thread_for_small_loops
 from .toolchain import Library, LoweringError, Sources, send_failure, send_sources, tool_chain
 
 
@@ -215,8 +216,9 @@ class _Lowering:
             must_be_reached("inductor-graph-lowering", "inductor-second-trace", "inductor-tool-chain"),
             apply_fixes("inductor", module=module, saved=self.graph.free),
             plain_additions(),
+            costly_operands_stored(),
             convolution_gradients_in_layout(),
-            one_thread_for_small_loops(),
+            loops_worth_their_threads(),
             refuse_negative_rows(),
             hooked("inductor-graph-lowering", compile_fx, "GraphLowering", Watched),
             kernel_events(self.graph.key, module),

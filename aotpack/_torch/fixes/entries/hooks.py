@@ -285,11 +285,18 @@ HOOKS = (
         patches=("torch._inductor.lowering.lowerings[aten.convolution_backward.default]",),
     ),
     Hook(
-        id="inductor-small-loops",
+        id="inductor-costly-broadcasts",
         component="inductor",
-        summary="Runs loops of few elements on one thread.",
-        module="small_loops",
-        patches=(f"{_CPP}.CppKernel.decide_parallel_depth",),
+        summary="Stores costly operands of a broadcast instead of computing them for each element.",
+        module="broadcasts",
+        patches=("torch._inductor.ir.StorageBox.mark_reuse",),
+    ),
+    Hook(
+        id="inductor-parallel-loops",
+        component="inductor",
+        summary="Runs loops of few elements, and loops within others, on one thread.",
+        module="parallel_loops",
+        patches=(f"{_CPP}.CppKernel.decide_parallel_depth", f"{_CPP}.LoopNest.max_parallel_depth"),
     ),
     Hook(
         id="inductor-tool-chain",

@@ -1,0 +1,50 @@
+"""Costly operands of a broadcast are computed once, not for each element of the result.
+
+Inductor fuses what computes an operand into the loop that reads it. A broadcast operand is then computed
+again for each element of the result. A normalization divides and takes a root for each element. A product
+of matrices with vectors, which Inductor turns into a sum, computes each vector for each row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from torch._inductor import ir, virtualized
+
+from .api.patching import patched
+
+_TIMES = 8
+"""How often an element is read, from which on it is stored. Writing and reading it then costs a loop little."""
+
+_ELEMENTS = 4096
+"""Elements of a result from which on the operand is stored. For less, the memory costs more than the operations."""
+
+_COSTLY: Final = {
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "digamma", "div_rn", "erf", "erfc",
+    "erfcx", "erfinv", "exp", "exp2", "expm1", "floordiv", "fmod", "hypot", "igamma", "igammac", "int_truediv",
+    "lgamma", "log", "log10", "log1p", "log2", "log_ndtr", "mod", "ndtr", "ndtri", "polygamma", "pow",
+    "reciprocal", "remainder", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh", "truediv", "truncdiv",
+    "zeta",
+}  # fmt: skip
+"""Inductor's operations that take a processor many times as long as an addition."""
+
+
+@contextlib.contextmanager
+def costly_operands_stored() -> Iterator[None]:
+    """Store a broadcast operand that takes costly operations, instead of computing it for each element."""
+    mark: Callable[..., None] = ir.StorageBox.mark_reuse
+
+    def marked(box: Any, users: int, **how: Any) -> None:
+        mark(box, users, **how)
+        if users >= _TIMES and isinstance(box.data, ir.Pointwise | ir.Reduction) and _is_costly(box.data, users):
+            box.realize()
+
+    with patched("inductor-costly-broadcasts", ir.StorageBox, "mark_reuse", marked):
+        yield
+
+
+def _is_costly(data: Any, times: int) -> bool:
+    elements = virtualized.V.graph.sizevars.optimization_hint(data.get_numel())
+    return elements * times >= _ELEMENTS and not _COSTLY.isdisjoint(data.inner_fn_opcount().used_ops)

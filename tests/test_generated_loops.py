@@ -1,0 +1,46 @@
+"""The loops of compiled kernels: which of them start threads, and what they compute more than once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch_fixes.lowering import lowered_only
+
+import aotpack
+
+Function = Callable[[Tensor, Tensor], Tensor]
+
+
+def _code(function: Function, given: tuple[Tensor, Tensor], folder: Path) -> str:
+    """The C++ of a function's forward."""
+    with lowered_only() as sources:
+        aotpack.build(function, given, out=folder / "m.aotpack", methods=("infer",), cache=False)
+    (code,) = sources
+    return code
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "width", "shared"), [(2000, 16, 8, False), (2000, 16, 40, False), (2, 50_000, 1, True)]
+)
+def test_threads_share_rows_or_sums(rows: int, length: int, width: int, shared: bool, tmp_path: Path) -> None:
+    """Each thread has some of 2,000 short sums, also of rows that are shorter than a vector. Two long sums are shared."""
+    code = _code(lambda x, y: (x * y).sum(1), (torch.randn(rows, length, width), torch.randn(rows, length, 1)), tmp_path)
+    assert "#pragma omp parallel" in code
+    assert shared is ("max_threads" in code)  # each thread has a sum of its own
+
+
+@pytest.mark.parametrize(("costly", "rows", "stored"), [(True, 200, True), (True, 4, False), (False, 200, False)])
+def test_costly_operands_of_a_product_are_computed_once(costly: bool, rows: int, stored: bool, tmp_path: Path) -> None:
+    """The operand has 16 by 32 elements. The product has so many for each of its rows."""
+
+    def product(x: Tensor, y: Tensor) -> Tensor:
+        return ((x.sqrt() if costly else x.abs()) * y).sum(-1)
+
+    code = _code(product, (torch.rand(16, 1, 32), torch.randn(16, rows, 32)), tmp_path)
+    (operand,) = re.findall(r"auto (tmp\d+) = [^\n]*(?:sqrt|abs)\(", code)
+    assert stored is bool(re.search(rf"\b{operand}\.store\(", code))
