@@ -19,7 +19,13 @@ from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 
-NATIVE_SOURCES = {"aotpack": {"aotpack/_torch/call.cpp", "aotpack/_torch/kernels.h"}, "aotpack_loader": set[str]()}
+NATIVE_SOURCES = {
+    "aotpack": {
+        "aotpack/_torch/call.cpp",
+        *(f"aotpack/_torch/{name}.h" for name in ("kernels", "large_pages", "lstm", "products")),
+    },
+    "aotpack_loader": set[str](),
+}
 LICENCES = {"aotpack": "Apache-2.0 AND MIT AND ISC", "aotpack_loader": "Apache-2.0"}
 """aotpack's pages hold libraries of others, with their licences beside them."""
 

@@ -284,7 +284,7 @@ def _flags_of_ours(current: Callable[[], Library]) -> Iterator[None]:
         def compile(cls, graph: Any, wrapper_code: str, kernel_code: str, *args: Any, **kwargs: Any) -> Any:
             wrapper_code, interface = without_interface(wrapper_code)
             current().interface = interface and with_kernel_errors(interface)
-            wrapper_code = _with_functions(_with_products(wrapper_code, current().products))
+            wrapper_code = _with_functions(_with_products(_with_large_pages(wrapper_code), current().products))
             wrapper_code = f'#line 1 "wrapper.cpp"\n{with_kernel_errors(_plain_if_long(wrapper_code))}'
             kernel_code = f'#line 1 "kernel.cpp"\n{_with_functions(kernel_code)}' if kernel_code else kernel_code
             return super().compile(graph, wrapper_code, kernel_code, *args, **kwargs)
@@ -322,7 +322,18 @@ def _with_functions(source: str) -> str:
 
 
 _RUN = "void AOTInductorModel::run_impl("
+_ALLOCATE = "aoti_torch_empty_strided("
 _LONG = 1000
+
+
+def _with_large_pages(wrapper: str) -> str:
+    """A wrapper that gives its large buffers large pages (``large_pages.h``)."""
+    if _ALLOCATE not in wrapper:
+        return wrapper
+    functions = Path(__file__).with_name("large_pages.h").read_text()
+    before, start, body = wrapper.replace(_ALLOCATE, "aotpack::empty_strided(").partition(f"\n{_RUN}")
+    signature, brace, rest = body.partition("{\n")
+    return f"{functions}\n{before}{start}{signature}{brace}    aotpack::begin_run();\n{rest}"
 
 
 def _plain_if_long(wrapper: str) -> str:
