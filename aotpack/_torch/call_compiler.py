@@ -15,7 +15,16 @@ import torch
 
 SOURCE = Path(__file__).with_name("call.cpp")
 _TORCH = Path(torch.__file__).parent
-_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,--strip-all", "-Wl,--build-id=none")
+_FLAGS = (
+    "-std=c++20",
+    "-O2",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-Wl,--strip-all",
+    "-Wl,--build-id=none",
+    "-Wl,-Bsymbolic-functions",
+)
 
 
 def call_library_fingerprint() -> dict[str, str]:
