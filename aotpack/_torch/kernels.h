@@ -1,4 +1,4 @@
-// Functions that compiled kernels call, and faster forms of two of torch's. scatters.py and toolchain.py put this file before
+// Functions that compiled kernels call, and faster forms of two of torch's. scatters.py and generated_sources.py put this file before
 // generated code that needs it.
 
 #include <torch/csrc/inductor/cpp_prefix.h>
@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include <omp.h>
 
@@ -21,6 +22,66 @@ namespace aotpack {
 [[maybe_unused]] static inline int64_t iterations(int64_t count) {
   const int64_t threads = adds_alone() ? 1 : omp_get_num_threads();
   return std::max<int64_t>(1, (count + threads - 1) / threads);
+}
+
+} // namespace aotpack
+
+// torch's sum of many elements in chunks (CascadeSumHelper of cpp_prefix.h), with the same values. The sum of the present chunk is
+// a member, not an element of a vector on the heap. So the compiler keeps it in a register, also in code for any number of threads.
+namespace aotpack {
+
+template <typename T, uint64_t kChunkSize = 0>
+struct CascadeSum {
+  T now = T(0); // sum_stk[0]
+  uint64_t depth{0};
+  uint64_t chunks{0};
+  uint64_t index{0};
+  std::vector<T> levels{};
+
+  CascadeSum() = default;
+  CascadeSum(uint64_t count) : depth(ceil_log2_u64((count + kChunkSize - 1) / kChunkSize)) {
+    levels.assign(std::max(depth, static_cast<uint64_t>(1)), T(0));
+  }
+
+  void added() {
+    if (depth > 0 && ++index == kChunkSize) {
+      index = 0;
+      now = carried(now, depth, ++chunks, levels.data());
+    }
+  }
+
+  // Adds up the levels that are complete with this chunk. Returns what stays in the lowest.
+  __attribute__((noinline, cold)) static T carried(T now, uint64_t depth, uint64_t chunks, T* levels) {
+    levels[0] = now;
+    for (uint64_t level = 1; level < depth && (chunks & 1) == 0; ++level, chunks >>= 1) {
+      levels[level] = levels[level] + levels[level - 1];
+      levels[level - 1] = T(0);
+    }
+    return levels[0];
+  }
+};
+
+template <typename T, uint64_t kChunkSize>
+inline T cascade_sum_combine(T& data, CascadeSum<T, kChunkSize>* sum) {
+  sum->now = sum->now + data;
+  sum->added();
+  return sum->now;
+}
+
+template <typename T, uint64_t kChunkSize>
+inline T cascade_sum_combine(T& data, int64_t count, CascadeSum<T, kChunkSize>* sum) {
+  sum->now = T::set(sum->now, sum->now + data, count);
+  sum->added();
+  return sum->now;
+}
+
+template <typename T, uint64_t kChunkSize>
+inline T cascade_sum_final(CascadeSum<T, kChunkSize>* sum) {
+  T result = sum->now;
+  for (uint64_t level = 1; level < sum->depth; ++level) {
+    result = result + sum->levels[level];
+  }
+  return result;
 }
 
 } // namespace aotpack

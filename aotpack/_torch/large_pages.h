@@ -1,4 +1,4 @@
-// Large pages for the large buffers of a step. toolchain.py puts this file before the code that allocates them.
+// Large pages for the large buffers of a step. generated_sources.py puts this file before the code that allocates them.
 //
 // Such buffers are new memory in each step, because malloc returns what is freed to the system. The kernel clears it page by
 // page when it is written, which took a third of the backward of GPT-2 small. With pages of 2 MB it takes a fourth of that.

@@ -27,6 +27,7 @@ from .api.nodes import without_views
 from .api.patching import attribute_set, hooked
 from .api.process_copy import ProcessCopy, copies_are_made, copy_that_computes, in_place
 from .broadcasts import costly_operands_stored
+from .eager_kernels import eager_kernels_called
 from .events import kernel_events
 from .fixes.applying import apply_fixes, fix_graph
 from .instruction_sets import take_answers
@@ -218,6 +219,7 @@ class _Lowering:
             plain_additions(),
             costly_operands_stored(),
             convolution_gradients_in_layout(),
+            eager_kernels_called(),
             loops_worth_their_threads(),
             refuse_negative_rows(),
             hooked("inductor-graph-lowering", compile_fx, "GraphLowering", Watched),

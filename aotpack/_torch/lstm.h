@@ -1,4 +1,4 @@
-// oneDNN's kernel for a layer of an LSTM, as compiled code calls it. toolchain.py puts this file before generated code that
+// oneDNN's kernel for a layer of an LSTM, as compiled code calls it. generated_sources.py puts this file before generated code that
 // needs it.
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

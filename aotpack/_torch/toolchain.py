@@ -32,7 +32,8 @@ from .api.counting import counted
 from .api.patching import hooked
 from .api.process_copy import ProcessCopy
 from .directories import private_directories
-from .fixes.inductor.checks import with_checks, with_kernel_errors
+from .fixes.inductor.checks import with_kernel_errors
+from .generated_sources import finished_wrapper, with_functions
 from .instruction_sets import quick_probes, take_answers
 from .layouts import OutputLayout
 from .library_interface import Interface, without_interface
@@ -290,9 +291,8 @@ def _flags_of_ours(current: Callable[[], Library]) -> Iterator[None]:
         def compile(cls, graph: Any, wrapper_code: str, kernel_code: str, *args: Any, **kwargs: Any) -> Any:
             wrapper_code, interface = without_interface(wrapper_code)
             current().interface = interface and with_kernel_errors(interface)
-            wrapper_code = _with_functions(_with_products(_with_large_pages(wrapper_code), current().products))
-            wrapper_code = f'#line 1 "wrapper.cpp"\n{with_kernel_errors(_plain_if_long(wrapper_code))}'
-            kernel_code = f'#line 1 "kernel.cpp"\n{_with_functions(kernel_code)}' if kernel_code else kernel_code
+            wrapper_code = f'#line 1 "wrapper.cpp"\n{finished_wrapper(wrapper_code, current().products)}'
+            kernel_code = f'#line 1 "kernel.cpp"\n{with_functions(kernel_code)}' if kernel_code else kernel_code
             return super().compile(graph, wrapper_code, kernel_code, *args, **kwargs)
 
     with (
@@ -300,58 +300,6 @@ def _flags_of_ours(current: Callable[[], Library]) -> Iterator[None]:
         hooked("inductor-tool-chain", codecache, "AotCodeCompiler", Renamed),
     ):
         yield
-
-
-_LSTM = "aoti_torch_cpu_mkldnn_rnn_layer("
-
-
-_PRODUCTS = ("mm_out", "addmm_out")
-
-
-def _with_products(source: str, products: int) -> str:
-    """A wrapper whose products of at least ``products`` multiplications are oneDNN's; 0 for none."""
-    if not products or not any(f"aoti_torch_cpu_{name}(" in source for name in _PRODUCTS):
-        return source
-    for name in _PRODUCTS:
-        source = source.replace(f"aoti_torch_cpu_{name}(", f"aotpack::{name}(")
-    functions = Path(__file__).with_name("products.h").read_text()
-    return f"#include <cstdint>\nstatic constexpr int64_t aotpack_products_from = {products};\n{functions}\n{source}"
-
-
-def _with_functions(source: str) -> str:
-    """A file of generated code, with the functions that it calls: those of checks, of ``kernels.h`` and of ``lstm.h``."""
-    if _LSTM in source:
-        return Path(__file__).with_name("lstm.h").read_text() + with_checks(source.replace(_LSTM, "aotpack::lstm_layer("))
-    needed = any(name in source for name in ("aotpack::", "VecMask<"))
-    kernels = f"{Path(__file__).with_name('kernels.h').read_text()}\n" if needed else ""
-    return kernels + with_checks(source)
-
-
-_RUN = "void AOTInductorModel::run_impl("
-_ALLOCATE = "aoti_torch_empty_strided("
-_LONG = 1000
-
-
-def _with_large_pages(wrapper: str) -> str:
-    """A wrapper that gives its large buffers large pages (``large_pages.h``)."""
-    if _ALLOCATE not in wrapper:
-        return wrapper
-    functions = Path(__file__).with_name("large_pages.h").read_text()
-    before, start, body = wrapper.replace(_ALLOCATE, "aotpack::empty_strided(").partition(f"\n{_RUN}")
-    signature, brace, rest = body.partition("{\n")
-    return f"{functions}\n{before}{start}{signature}{brace}    aotpack::begin_run();\n{rest}"
-
-
-def _plain_if_long(wrapper: str) -> str:
-    """A wrapper whose main function is compiled without optimization if it has more than 1,000 lines.
-
-    That function only calls kernels, one after another. The compiler's time for it grows with the
-    model, and is 1.7 instead of 2.8 s for the backward of GPT-2 small, with 190 kernels.
-    """
-    before, start, body = wrapper.partition(f"\n{_RUN}")
-    if body.count("\n") <= _LONG:
-        return wrapper
-    return f'{before}\n__attribute__((optimize("O0"))) {start.lstrip()}{body}'
 
 
 _MODEL_BASE = Path("torch", "csrc", "inductor", "aoti_runtime", "model_base.h")

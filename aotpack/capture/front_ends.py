@@ -30,6 +30,7 @@ from .._torch.api.random_operators import draws_in_subgraphs
 from .._torch.api.recurrent import refused_packing
 from .._torch.api.shape_env import recorded_guards
 from .._torch.decompose import decomposed_as_eager
+from .._torch.eager_kernels import kept_above_autograd
 from .._torch.randomness import traced_random
 from .._torch.state_assignments import SideEffectError
 from ..graph import source_line
@@ -138,6 +139,7 @@ def _attempt(source: FrontEndInput, front_end: str, observed: Sequence[Branch]) 
         _traced(source.model, training=source.training, exact_random=source.exact_random),
         torch.set_grad_enabled(source.grad),
         decomposed_as_eager(),
+        kept_above_autograd(source.decompositions or {}),
     ):
         if source.shapes.integers and front_end != "trace":
             raise ValueError("an integer argument varies, which this front end does not take")

@@ -5,12 +5,14 @@ tracing.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from torch._C import DispatchKey
 
 Rule = Callable[..., Any]
+
+_KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 
 
 @contextlib.contextmanager
@@ -18,16 +20,29 @@ def ruled(rules: Mapping[Any, Rule]) -> Iterator[None]:
     """Trace operators by these rules instead of torch's own, which are in the operators' Python
     dispatch tables.
     """
-    keys = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
-    before = {operator: dict(operator.py_kernels) for operator in rules}
+    with _installed({operator: dict.fromkeys(_KEYS, rule) for operator, rule in rules.items()}):
+        yield
+
+
+@contextlib.contextmanager
+def unruled(operators: Collection[Any]) -> Iterator[None]:
+    """Trace operators without torch's rules: by their kernels, and by their own gradients."""
+    with _installed({operator: {} for operator in operators}):
+        yield
+
+
+@contextlib.contextmanager
+def _installed(kernels_of: Mapping[Any, Mapping[DispatchKey, Rule]]) -> Iterator[None]:
+    """Give operators these Python kernels above autograd, and no others."""
+    before = {operator: dict(operator.py_kernels) for operator in kernels_of}
 
     def install(operator: Any, kernels: dict[Any, Any]) -> None:
         operator.py_kernels.clear()
         operator.py_kernels.update(kernels)
         operator._dispatch_cache.clear()
 
-    for operator, rule in rules.items():
-        install(operator, {**before[operator], **dict.fromkeys(keys, rule)})
+    for operator, kernels in kernels_of.items():
+        install(operator, {**{key: kernel for key, kernel in before[operator].items() if key not in _KEYS}, **kernels})
     try:
         yield
     finally:

@@ -119,7 +119,9 @@ GROUPS = (
         "native-building",
         "builder",
         "Native code: later targets, donated buffers, generated kernels, tuning, other releases",
-        _files("compile donation generated_code generated_loops large_pages lstm_kernel toolchain torch_releases tune"),
+        _files(
+            "compile donation eager_kernels generated_code generated_loops large_pages lstm_kernel toolchain torch_releases tune"
+        ),
         slow=True,
     ),
     Group(

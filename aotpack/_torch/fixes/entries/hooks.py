@@ -285,6 +285,13 @@ HOOKS = (
         patches=("torch._inductor.lowering.lowerings[aten.convolution_backward.default]",),
     ),
     Hook(
+        id="inductor-eager-kernels",
+        component="inductor",
+        summary="Calls eager's kernels where they are faster than generated code.",
+        module="eager_kernels",
+        patches=("torch._inductor.lowering.lowerings[aten.avg_pool3d_backward.default]",),
+    ),
+    Hook(
         id="inductor-costly-broadcasts",
         component="inductor",
         summary="Stores costly operands of a broadcast instead of computing them for each element.",

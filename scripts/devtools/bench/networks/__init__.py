@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from . import attention, convolutions, sequences, sparse, tiny
+from . import attention, convolutions, resampling, sequences, sparse, tiny
 
 Factory = Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]
 
@@ -41,6 +41,10 @@ FACTORIES: dict[str, Factory] = {
     "unet": convolutions.unet,
     "autoencoder": convolutions.autoencoder,
     "capsules": convolutions.capsules,
+    "spatial_transformer": resampling.spatial_transformer,
+    "volumes": resampling.volumes,
+    "contrastive": resampling.contrastive,
+    "scorer": resampling.scorer,
     "tiny_mlp": tiny.mlp,
     "tiny_batch_norm": tiny.batch_norm,
     "dropout_mlp": tiny.dropout_mlp,
