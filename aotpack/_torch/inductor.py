@@ -28,7 +28,7 @@ def inductor_decompositions(*, exact_random: bool) -> Decompositions:
     stored graph must run without Inductor. Inductor applies these decompositions when it compiles.
 
     Eager checks values that Inductor's decompositions do not check. They are left out, or get an
-    assertion.
+    assertion. Others are left out or replaced because their code is slower than eager's kernel.
     """
     own = {f"{name}{suffix}" for name in ("max_pool2d_with_indices", "max_pool3d_with_indices") for suffix in ("", "_backward")}
     with inductor_config.patch(fallback_random=exact_random):
@@ -43,9 +43,21 @@ def inductor_decompositions(*, exact_random: bool) -> Decompositions:
     return kept if exact_random else {**kept, torch.ops.aten.native_dropout.default: _dropout_by_vectors}
 
 
-def _eye(rows: int, columns: int, *, dtype: torch.dtype | None = None, device: Any = None, **_: Any) -> torch.Tensor:
+def _eye(
+    rows: int | torch.SymInt,
+    columns: int | torch.SymInt,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: Any = None,
+    pin_memory: bool | None = None,
+) -> Any:
     """``eye`` by comparing ``int32``. torch compares ``uint16`` from 256 rows on, for which Inductor has no vectors."""
-    row, column = (torch.arange(count, dtype=torch.int32, device=device) for count in (rows, columns))
+    if layout not in (None, torch.strided) or pin_memory:
+        return NotImplemented
+    short = all(isinstance(count, int) and count < 2**31 for count in (rows, columns))
+    numbers = torch.int32 if short else torch.int64
+    row, column = (torch.arange(count, dtype=numbers, device=device) for count in (rows, columns))
     return (row[:, None] == column).to(dtype or torch.get_default_dtype())
 
 

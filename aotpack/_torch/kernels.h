@@ -1,5 +1,5 @@
-// Functions that compiled kernels call, and faster forms of two of torch's. scatters.py and generated_sources.py put this file before
-// generated code that needs it.
+// Functions that compiled kernels call, and faster forms of some of torch's. scatters.py and generated_sources.py put this
+// file before generated code that needs it.
 
 #include <torch/csrc/inductor/cpp_prefix.h>
 

@@ -1,5 +1,5 @@
-// oneDNN's kernel for a layer of an LSTM, as compiled code calls it. generated_sources.py puts this file before generated code that
-// needs it.
+// oneDNN's kernel for a layer of an LSTM, as compiled code calls it. generated_sources.py puts this file
+// before generated code that needs it.
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim_cpu.h>

@@ -1,5 +1,5 @@
-// Products of matrices by oneDNN, for builds that measured it to be faster than the library that torch calls. generated_sources.py puts
-// this file before generated code that needs it, with the constant `aotpack_products_from`.
+// Products of matrices by oneDNN, for builds that measured it to be faster than the library that torch calls.
+// generated_sources.py puts this file before generated code that needs it, with the constant `aotpack_products_from`.
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim_cpu.h>

@@ -289,7 +289,13 @@ HOOKS = (
         component="inductor",
         summary="Calls eager's kernels where they are faster than generated code.",
         module="eager_kernels",
-        patches=("torch._inductor.lowering.lowerings[aten.avg_pool3d_backward.default]",),
+        patches=(
+            "torch._inductor.lowering.lowerings[aten.avg_pool3d_backward.default]",
+            "torch.ops.aten.upsample_bicubic2d.default",
+            "torch.ops.aten.upsample_bicubic2d.vec",
+            "torch.ops.aten.upsample_trilinear3d.default",
+            "torch.ops.aten.upsample_trilinear3d.vec",
+        ),
     ),
     Hook(
         id="inductor-costly-broadcasts",
