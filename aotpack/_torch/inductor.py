@@ -44,8 +44,8 @@ def inductor_decompositions(*, exact_random: bool) -> Decompositions:
 
 
 def _eye(
-    rows: int | torch.SymInt,
-    columns: int | torch.SymInt,
+    rows: Any,
+    columns: Any,
     *,
     dtype: torch.dtype | None = None,
     layout: torch.layout | None = None,
