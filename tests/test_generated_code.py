@@ -1,4 +1,6 @@
-"""The parts of compiled kernels that aotpack generates itself: additions into elements by index, masks as bytes, dropout."""
+"""The parts of compiled kernels that aotpack generates itself: additions into elements by index, masks as bytes, dropout, and
+sums in chunks.
+"""
 
 from __future__ import annotations
 
@@ -66,3 +68,18 @@ def test_dropout_draws_with_eagers_kernel(scatters: tuple[nn.Module, tuple[Tenso
     found, expected = _step(aotpack.load(out), given)[3], _step(model, given)[3]
     torch.testing.assert_close(found, expected)
     assert 0.2 < float((found == 0).float().mean()) < 0.4
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_sums_of_many_rows_are_exact_to_a_few_digits(threads: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Rows are summed in chunks, and chunks pairwise. Added one after another, they would be off by 1e-4."""
+    x, out = torch.full((300_001, 5), 0.1), tmp_path_factory.getbasetemp() / "sums"
+    if not out.exists():
+        aotpack.build(lambda x: x.abs().sum(0), (x,), out=out, targets=("cpu:x86-64-v3",), methods=("infer",))
+    loaded = aotpack.load(out)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        torch.testing.assert_close(loaded(x).double(), x.double().sum(0), rtol=2e-6, atol=0)
+    finally:
+        torch.set_num_threads(before)
