@@ -33,7 +33,10 @@ _COSTLY: Final = {
 
 @contextlib.contextmanager
 def costly_operands_stored() -> Iterator[None]:
-    """Store a broadcast operand that takes costly operations, instead of computing it for each element."""
+    """Store a broadcast operand that takes costly operations, instead of computing it for each element.
+
+    Inductor marks values with several users by the same function, so those with many users are stored, too.
+    """
     mark: Callable[..., None] = ir.StorageBox.mark_reuse
 
     def marked(box: Any, users: int, **how: Any) -> None:

@@ -50,7 +50,8 @@ def without_second_trace(relaid: Collection[int]) -> Replacing:
 
     def export(module: GraphModule, inputs: Any, *, decompositions: Decompositions, **options: Any) -> tuple[GraphModule, Any]:
         reached("inductor-second-trace")
-        decompositions = {operator: rule for operator, rule in decompositions.items() if operator not in (*KEPT, *EAGER_KERNELS)}
+        stay = {*KEPT, *EAGER_KERNELS}
+        decompositions = {operator: rule for operator, rule in decompositions.items() if operator not in stay}
         copy = copied(module, decompositions, relaid) if can_be_copied(module) else None
         if copy is None:
             return trace(module, inputs, decompositions=decompositions, **options)
