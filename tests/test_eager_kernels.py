@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch_fixes.lowering import lowered_only
-
-import aotpack
+from torch_fixes.lowering import sources_of
 
 
 def _resized(mode: str, sides: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
@@ -32,17 +30,10 @@ CALLED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], set[str]]] 
 }
 
 
-def _code(function: Callable[[Tensor], Tensor], x: Tensor, folder: Path) -> str:
-    """The code of a function's step."""
-    with lowered_only() as sources:
-        aotpack.build(function, (x,), out=folder / "m.aotpack", methods=("train",), cache=False)
-    return "\n".join(sources)
-
-
 @pytest.mark.parametrize("case", CALLED)
 def test_kernels_are_called(case: str, tmp_path: Path) -> None:
     function, size, called = CALLED[case]
-    code = _code(function, torch.randn(size, requires_grad=True), tmp_path)
+    code = "\n".join(sources_of(function, (torch.randn(size, requires_grad=True),), tmp_path))
     missing = {name for name in called if f"{name}_out(" not in code and f"{name}(" not in code and f"{name}.default" not in code}
     assert not missing
     assert "atomic_add" not in code
@@ -51,8 +42,10 @@ def test_kernels_are_called(case: str, tmp_path: Path) -> None:
 
 def test_identities_are_compared_in_vectors(tmp_path: Path) -> None:
     """From 256 rows on torch compares ``uint16``, which Inductor does not load into vectors."""
-    code = _code(
-        lambda x: (x * torch.eye(300) + torch.eye(300, 1)).exp().sum(), torch.randn(300, 300, requires_grad=True), tmp_path
-    )
+
+    def function(x: Tensor) -> Tensor:
+        return (x * torch.eye(300) + torch.eye(300, 1)).exp().sum()
+
+    code = "\n".join(sources_of(function, (torch.randn(300, 300, requires_grad=True),), tmp_path))
     assert "uint16_t" not in code
     assert "Vectorized<float>" in code

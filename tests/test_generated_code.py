@@ -4,13 +4,16 @@ sums in chunks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotpack
+from aotpack._torch.in_place_sums import added_in_place
 
 ROWS, WIDTH = 37, 21
 """Multiples of no vector's length, so that kernels have rests."""
@@ -19,7 +22,7 @@ ROWS, WIDTH = 37, 21
 class Scatters(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.table = nn.Embedding(5, WIDTH)
+        self.table = nn.Embedding(5, WIDTH, padding_idx=1)
         self.wide = nn.Parameter(torch.randn(3, WIDTH))
 
     def forward(self, x: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, ...]:
@@ -28,7 +31,8 @@ class Scatters(nn.Module):
         spread = torch.zeros(ROWS, 4).scatter_add(1, columns, x)
         halves = torch.zeros(5, dtype=torch.bfloat16).index_put((rows,), x[:, 0].round().bfloat16(), accumulate=True)
         dropped = nn.functional.dropout(x, 0.3)
-        return summed, spread.clamp(-1, 1), halves.float() + (looked_up > 1).sum(), dropped
+        scores = (looked_up @ self.table.weight.t()).square()  # the gradient of the weight has two terms
+        return summed, spread.clamp(-1, 1), halves.float() + (looked_up > 1).sum(), dropped, scores
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +72,44 @@ def test_dropout_draws_with_eagers_kernel(scatters: tuple[nn.Module, tuple[Tenso
     found, expected = _step(aotpack.load(out), given)[3], _step(model, given)[3]
     torch.testing.assert_close(found, expected)
     assert 0.2 < float((found == 0).float().mean()) < 0.4
+
+
+def _put(x: Tensor, rows: Tensor) -> Tensor:
+    return torch.full((5, 3), 0.0, dtype=x.dtype).index_put((rows,), x[rows], accumulate=True)
+
+
+def _put_where(x: Tensor, rows: Tensor) -> Tensor:
+    zeros, mask = torch.full((5, 3), 0.0), (rows != 1).unsqueeze(-1)
+    return torch.ops.aten._unsafe_masked_index_put_accumulate(zeros, mask, [rows], x[rows % 5])
+
+
+def _read_twice(x: Tensor, rows: Tensor) -> Tensor:
+    scaled = x * 2
+    return (scaled + _put(x, rows)) * scaled
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "rows", "in_place"),
+    [
+        (lambda x, rows: x * 2 + _put(x, rows), torch.float32, [0, 3, 3], True),
+        (lambda x, rows: _put(x, rows) + x * 2, torch.float64, [0, 3, 3], True),
+        (lambda x, rows: x * 2 + _put_where(x, rows), torch.float32, [1, 4, 4, 7 - 8], True),
+        (lambda x, rows: x + _put(x, rows), torch.float32, [2], False),  # an input
+        (lambda x, rows: (x * 2)[:, :1] + _put(x, rows), torch.float32, [2], False),  # another size
+        (lambda x, rows: torch.add(x * 2, _put(x, rows), alpha=3), torch.float32, [2], False),
+        (lambda x, rows: x * 2 + _put(x, rows), torch.bfloat16, [2], False),
+        (_read_twice, torch.float32, [2], False),
+    ],
+)
+def test_sums_are_added_to_in_place(
+    function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, rows: list[int], in_place: bool
+) -> None:
+    x, indices = torch.randn(5, 3, dtype=dtype), torch.tensor(rows)
+    graph = make_fx(function, tracing_mode="fake")(x, indices)
+    added_in_place(graph)
+    operators = {str(node.target) for node in graph.graph.nodes}
+    assert ("aten.add.Tensor" in operators) is not in_place
+    torch.testing.assert_close(graph(x, indices), function(x, indices))
 
 
 @pytest.mark.parametrize("threads", [1, 3])

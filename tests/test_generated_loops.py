@@ -9,18 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch_fixes.lowering import lowered_only
-
-import aotpack
+from torch_fixes.lowering import sources_of
 
 Function = Callable[[Tensor, Tensor], Tensor]
 
 
 def _code(function: Function, given: tuple[Tensor, Tensor], folder: Path) -> str:
     """The C++ of a function's forward."""
-    with lowered_only() as sources:
-        aotpack.build(function, given, out=folder / "m.aotpack", methods=("infer",), cache=False)
-    (code,) = sources
+    (code,) = sources_of(function, given, folder, "infer")
     return code
 
 

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from click.testing import CliRunner
 from support.releases import TORCH
 from torch import Tensor, nn
+from torch.fx import Graph, Node
+from torch.utils.checkpoint import checkpoint
 
 import aotpack
 from aotpack.capture.regions import repeated_layers
 from aotpack.cli import main
-from aotpack.pipeline.advice import before_tracing
+from aotpack.pipeline.advice import with_regions
 from aotpack.pipeline.options import Options
 from aotpack.pipeline.progress import BuildReport, Run
+from aotpack.pipeline.traced_methods import Example, start
 from aotpack.targets import resolve_targets
+from aotpack.targets.cpu.parts import compute_late
 from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.devices.aoti import AotiSequence
+from aotpack_loader.opening.from_record import RecordedCall
 
 
 class Layer(nn.Module):
@@ -146,19 +155,56 @@ def test_the_command_names_its_own_options(tmp_path: Path) -> None:
     assert "the layers draw random numbers, which --rng eager allows only outside of regions" in result.output
 
 
-def test_deep_models_are_told_of_the_option() -> None:
-    deep = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(12)])
-    said = []
-    for model, options, target in (
-        (deep, Options(), "cpu"),
-        (deep, Options(), "portable"),
-        (deep, Options(regional=True), "cpu"),
-        (deep[:11], Options(), "cpu"),
+def test_layers_of_deep_models_are_compiled_once_by_default() -> None:
+    def layers(count: int, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
+        return nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), activation()) for _ in range(count)])
+
+    by_default = Options(regional=None)
+    for model, options, target, expected in (
+        (layers(12), by_default, "cpu", None),
+        (layers(12), replace(by_default, regional=True), "cpu", True),
+        (layers(12), replace(by_default, regional=False), "cpu", False),
+        (layers(11), by_default, "cpu", False),
+        (layers(12), by_default, "portable", False),
+        (layers(12, lambda: nn.BatchNorm1d(4)), by_default, "cpu", False),
+        (layers(12), replace(by_default, rng="eager"), "cpu", False),
+        (layers(12), replace(by_default, memory_budget=0.5), "cpu", False),
     ):
-        run = Run()
-        before_tracing(run, model, options, resolve_targets([target]))
-        said.append(run.notes)
-    assert said == [["the model repeats 12 layers: with regional=True each kind of layer is compiled once"], [], [], []]
+        targets = resolve_targets([target])
+        context = start(Run(), Example(model, (torch.zeros(2, 4),), {}, None), options, {})
+        assert with_regions(context, targets).options.regional is expected
+
+
+class Checkpointed(Deep):
+    """Computes each layer again in the backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(lambda x, layer=layer: layer(x)[0], x, use_reentrant=False)
+        return x
+
+
+def test_layers_in_checkpoints_are_no_regions(tmp_path: Path) -> None:
+    """Regions would all be computed again before the first gradient of a layer, and be kept until then."""
+    model, x, saved = Checkpointed([Layer(nn.Tanh) for _ in range(3)]), torch.randn(64, 4), []
+    for regional in (False, True):
+        report = aotpack.build(model, (x,), out=tmp_path / "m", methods=("train",), targets=("portable",), regional=regional)
+        saved.append(report.saved_bytes["train"])
+    assert saved[0] == saved[1]
+    (warning,) = report.warnings
+    assert warning.startswith("layers are not compiled once: a checkpoint around layers")
+
+
+def test_what_regions_save(tmp_path: Path) -> None:
+    """The fake results of all calls of a region share storages, and count each."""
+    model, x = Deep([Layer(nn.Tanh) for _ in range(4)]), torch.randn(64, 4)
+    saved = [
+        aotpack.build(model, (x,), out=tmp_path / "m", methods=("train",), targets=("portable",), regional=regional).saved_bytes[
+            "train"
+        ]
+        for regional in (False, True)
+    ]
+    assert saved == [7 * x.nbytes, 7 * x.nbytes]  # the inputs of three layers, and the results of four functions
 
 
 def test_second_derivatives_are_traced_without_regions(tmp_path: Path) -> None:
@@ -173,6 +219,77 @@ def test_second_derivatives_are_traced_without_regions(tmp_path: Path) -> None:
         (gradient,) = torch.autograd.grad(one(x).square().sum(), x, create_graph=True)
         grads.append(torch.autograd.grad(gradient.square().sum(), [x, *one.parameters()], allow_unused=True))
     torch.testing.assert_close(grads[1], grads[0])
+
+
+class Tied(nn.Module):
+    """Layers between an embedding and an output layer with its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 4)
+        self.layers = nn.ModuleList([Layer(nn.Tanh) for _ in range(3)])
+
+    def forward(self, rows: Tensor) -> Tensor:
+        x = self.table(rows)
+        for layer in self.layers:
+            x, _ = layer(x)
+        return x @ self.table.weight.t()
+
+
+def _compare(loaded: Any, model: nn.Module, batches: Sequence[int]) -> None:
+    """Compare steps with eager's."""
+    for seed, batch in enumerate(batches):
+        rows = torch.randint(7, (batch,), generator=torch.Generator().manual_seed(seed))
+        for module in (model, loaded):
+            module.zero_grad()
+            module(rows).square().sum().backward()
+        for mine, eagers in zip(loaded.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, eagers.grad)
+
+
+def test_native_code_runs_the_parts_of_a_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call library runs them, from the documents and from a record, for each size of the batch."""
+    model, out = Tied(), tmp_path / "m"
+    dynamic = ({0: torch.export.Dim("batch", min=2, max=64)},)
+    rows = torch.zeros(5, dtype=torch.int64)
+    aotpack.build(model, (rows,), out=out, targets=("cpu",), methods=("train",), dynamic_shapes=dynamic, regional=True)
+    monkeypatch.setenv("AOTPACK_RECORDED_STARTS", "1")
+    monkeypatch.setenv("AOTPACK_CACHE", str(tmp_path / "cache"))
+    with monkeypatch.context() as forbidden:
+        forbidden.setattr(AotiSequence, "__call__", lambda *_: pytest.fail("Python ran the parts"))
+        for recorded in (False, True):
+            loaded = aotpack.load(out, backend="cpu")
+            assert all(isinstance(call, RecordedCall) for call in loaded._aotpack_calls.values()) is recorded
+            assert loaded.aotpack.calls == {"train": "native"}
+            _compare(loaded, model, (5, 3, 5))
+    monkeypatch.setenv("AOTPACK_NATIVE_CALL", "0")
+    _compare(aotpack.load(out, backend="cpu"), model, (5, 3))
+
+
+def test_large_values_are_computed_where_they_are_used() -> None:
+    """A product that is larger than its operands moves to its only user after a call, with the views that it reads."""
+    graph = Graph()
+
+    def node(target: Any, args: tuple[Any, ...], value: Tensor) -> Node:
+        made = graph.call_function(target, args)
+        made.meta["val"] = value
+        return made
+
+    aten, call = torch.ops.aten, torch.ops.higher_order.invoke_subgraph
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.zeros(8, 1)
+    turned = node(aten.t.default, (x,), torch.zeros(1, 8))
+    large = node(aten.mm.default, (x, turned), torch.zeros(8, 8))
+    small = node(aten.mm.default, (turned, x), torch.zeros(1, 1))
+    drawn = node(aten.rand.default, ([9, 9],), torch.zeros(9, 9))
+    for _ in range(2):
+        node(call, (graph.get_attr("region"), None, x), torch.zeros(8, 1))
+    used = [node(aten.sin.default, (each,), each.meta["val"]) for each in (large, small, drawn)]
+    graph.output(tuple(used))
+    compute_late(graph)
+    names = [each.name for each in graph.nodes]
+    assert names.index(small.name) < names.index(drawn.name) < names.index("invoke_subgraph")
+    assert names.index(large.name) == names.index(used[0].name) - 1
 
 
 def test_without_repeated_layers(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
-from torch_fixes.lowering import lowered_only
+from torch_fixes.lowering import sources_of
 
-import aotpack
 from aotpack._torch import second_trace
 
 
@@ -81,9 +80,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] 
 def _sources(case: str, folder: Path, **options: Any) -> list[str]:
     model, arguments = CASES[case]
     torch.manual_seed(0)
-    with lowered_only() as sources:
-        aotpack.build(model(), arguments(), out=folder / "m.aotpack", methods=("train",), cache=False, **options)
-    return sources
+    return sources_of(model(), arguments(), folder, **options)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -115,9 +112,7 @@ def test_graphs_with_checks_of_values_are_traced(tmp_path: Path, monkeypatch: py
         return F.gaussian_nll_loss(x, x, x)
 
     monkeypatch.setattr(second_trace, "copied", lambda *_: pytest.fail("a graph with a check of values was copied"))
-    with lowered_only() as sources:
-        aotpack.build(spread, (torch.rand(3, 4),), out=tmp_path / "m.aotpack", methods=("infer",), cache=False)
-    assert len(sources) == 1
+    assert len(sources_of(spread, (torch.rand(3, 4),), tmp_path, "infer")) == 1
 
 
 def _into_writes(x: Tensor) -> Tensor:

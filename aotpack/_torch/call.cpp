@@ -140,31 +140,83 @@ struct Selection {
   bool in_order = true; // 0, 1, 2, …
 };
 
+struct Sequence;
+
 struct Executable {
-  std::shared_ptr<Runner> runner; // null: the function computes the graph
+  std::shared_ptr<Runner> runner; // null: the sequence or the function computes the graph
   std::shared_ptr<Function> function;
   Selection inputs; // indices of the graph's inputs
   Selection outputs; // indices of the code's results
   std::shared_ptr<Function> failed; // raises the Python exception for the message of a C++ exception; may be null
+  std::shared_ptr<const Sequence> sequence; // the parts in which the graph runs; may be null
 
-  variable_list operator()(variable_list&& incoming) const {
-    if (!runner) {
-      return (*function)(std::move(incoming));
+  variable_list operator()(variable_list&& incoming) const;
+};
+
+// A graph that runs in parts, as AotiSequence in devices/aoti.py does. Values are numbered: the inputs of the graph, then the
+// results of each call in turn.
+struct Sequence {
+  struct Call {
+    size_t part;
+    std::vector<size_t> inputs; // numbers of the values that the part takes
+    std::vector<size_t> dead; // values that no later call takes
+    std::vector<size_t> unread; // results of this call that nothing takes
+  };
+
+  variable_list operator()(variable_list&& values) const {
+    drop(values, unused);
+    for (const Call& call : calls) {
+      variable_list arguments = selected(values, call.inputs);
+      drop(values, call.dead);
+      variable_list results = parts.at(call.part)(std::move(arguments));
+      values.insert(values.end(), std::make_move_iterator(results.begin()), std::make_move_iterator(results.end()));
+      drop(values, call.unread);
     }
-    std::string message;
-    try {
-      return outputs(runner->boxed_run(inputs(std::move(incoming))));
-    } catch (const c10::Error& error) {
-      message = error.what_without_backtrace();
-    } catch (const std::exception& error) {
-      message = error.what();
+    return selected(values, outputs);
+  }
+
+  std::vector<Executable> parts;
+  std::vector<size_t> unused; // inputs that nothing takes
+  std::vector<Call> calls;
+  std::vector<size_t> outputs; // numbers of the graph's outputs
+
+ private:
+  static variable_list selected(const variable_list& values, const std::vector<size_t>& numbers) {
+    variable_list found;
+    found.reserve(numbers.size());
+    for (size_t number : numbers) {
+      found.push_back(values.at(number));
     }
-    if (failed) {
-      failed->raise(message);
+    return found;
+  }
+
+  static void drop(variable_list& values, const std::vector<size_t>& numbers) {
+    for (size_t number : numbers) {
+      values.at(number).reset();
     }
-    TORCH_CHECK(false, message);
   }
 };
+
+variable_list Executable::operator()(variable_list&& incoming) const {
+  if (sequence) {
+    return (*sequence)(std::move(incoming));
+  }
+  if (!runner) {
+    return (*function)(std::move(incoming));
+  }
+  std::string message;
+  try {
+    return outputs(runner->boxed_run(inputs(std::move(incoming))));
+  } catch (const c10::Error& error) {
+    message = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  if (failed) {
+    failed->raise(message);
+  }
+  TORCH_CHECK(false, message);
+}
 
 // ---------------------------------------------------------------- autograd
 
@@ -793,10 +845,29 @@ T take(const py::dict& from, const char* key) {
   return from[key].cast<T>();
 }
 
+Executable executable(const py::dict& from);
+
+std::shared_ptr<const Sequence> sequence(const py::dict& from) {
+  auto made = std::make_shared<Sequence>();
+  for (const py::handle& part : from["parts"]) {
+    made->parts.push_back(executable(part.cast<py::dict>()));
+  }
+  made->unused = take<std::vector<size_t>>(from, "unused");
+  using Numbers = std::vector<size_t>;
+  for (auto [part, inputs, dead, unread] : take<std::vector<std::tuple<size_t, Numbers, Numbers, Numbers>>>(from, "calls")) {
+    made->calls.push_back({part, inputs, dead, unread});
+  }
+  made->outputs = take<Numbers>(from, "outputs");
+  return made;
+}
+
 Executable executable(const py::dict& from) {
+  if (from.contains("sequence")) { // loaders of earlier releases describe none
+    return {nullptr, nullptr, {}, {}, nullptr, sequence(from["sequence"])};
+  }
   const py::object run = take<py::object>(from, "run");
   if (from["inputs"].is_none()) {
-    return {nullptr, std::make_shared<Function>(run), {}, {}, nullptr};
+    return {nullptr, std::make_shared<Function>(run), {}, {}, nullptr, nullptr};
   }
   const py::object failed = from.contains("failed") ? take<py::object>(from, "failed") : py::object(py::none());
   return {
@@ -804,7 +875,8 @@ Executable executable(const py::dict& from) {
       nullptr,
       Selection(take<std::vector<size_t>>(from, "inputs")),
       Selection(take<std::vector<size_t>>(from, "outputs")),
-      failed.is_none() ? nullptr : std::make_shared<Function>(failed)};
+      failed.is_none() ? nullptr : std::make_shared<Function>(failed),
+      nullptr};
 }
 
 Expected expected(const py::dict& from) {
@@ -899,6 +971,7 @@ py::object make(const py::dict& from) {
 
 PYBIND11_MODULE(aotpack_call, module) {
   module.attr("interface") = kInterface;
+  module.attr("runs_sequences") = true;
   module.def("open", &open);
   module.def("outputs", [](const py::object& run) { return runner_of(run).outputs(); });
   module.def("make", &make);

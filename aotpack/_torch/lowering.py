@@ -30,6 +30,7 @@ from .broadcasts import costly_operands_stored
 from .eager_kernels import eager_kernels_called
 from .events import kernel_events
 from .fixes.applying import apply_fixes, fix_graph
+from .in_place_sums import added_in_place
 from .instruction_sets import take_answers
 from .layouts import (
     as_in_eager,
@@ -238,6 +239,7 @@ class _Lowering:
         """Compile the graph that Inductor made of ours; its free outputs are no results."""
         fix_graph("inductor", module)
         as_indexing(module)
+        added_in_place(module)
         result = output_node(module)
         result.meta["user_visible_output_idxs"] = [i for i in result.meta["user_visible_output_idxs"] if i not in self.free]
         return compile_fx.compile_fx_inner(module, *args, **{**kwargs, "is_inference": not self.graph.training})

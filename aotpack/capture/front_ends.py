@@ -45,7 +45,7 @@ from .inputs.dynamic_shapes import DynamicShapes
 from .inputs.examples import BUILD_DEVICES
 from .modes import mode, modes
 from .reasons import BRANCH, NUMBER, Reason, by_use, merged, reason
-from .regions import as_regions, repeated_layers
+from .regions import as_regions, recomputes_regions, repeated_layers
 from .returned import Returned
 from .sparse_gradients import with_parts_of_gradients
 from .sparse_results import with_dense_results
@@ -85,7 +85,7 @@ def capture(
     exact_random: bool = False,
     front_ends: Sequence[str] = FRONT_ENDS,
     follow_example: bool = False,
-    regional: bool = False,
+    regional: bool | None = False,
 ) -> Captured:
     """Trace ``model`` in one mode with the first front end that accepts it.
 
@@ -97,8 +97,8 @@ def capture(
     it. The other front ends then follow the Python branches of that run
     (:mod:`.dry_run.branches`).
 
-    With ``regional``, Dynamo first traces the model with its repeated layers as nested compile
-    regions (:mod:`.regions`).
+    Unless ``regional`` is false, Dynamo first traces the model with its repeated layers as nested
+    compile regions (:mod:`.regions`).
 
     Raises:
         CaptureError: every front end refused the model. The message has the reason of each.
@@ -107,7 +107,7 @@ def capture(
     """
     source = FrontEndInput(model, args, kwargs, shapes, decompositions, training, grad, exact_random)
     regions_refused = ""
-    if regional:
+    if regional is not False:
         try:
             return _attempt_with_regions(source, front_ends)
         except _NoRegionsError as error:
@@ -171,6 +171,8 @@ def _attempt_with_regions(source: FrontEndInput, front_ends: Sequence[str]) -> C
         raise _NoRegionsError(reason("dynamo", error).problem.message) from error
     if source.exact_random and draws_in_subgraphs(captured.joint.graph_module):
         raise _NoRegionsError('the layers draw random numbers, which rng="eager" allows only outside of regions')
+    if recomputes_regions(captured.joint.graph_module):
+        raise _NoRegionsError("a checkpoint around layers would recompute all of them before the first one's gradient")
     return replace(captured, regions=len(layers))
 
 

@@ -43,6 +43,12 @@ def _structure(layer: nn.Module) -> object:
     return type(layer), tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
 
 
+def recomputes_regions(module: torch.fx.GraphModule) -> bool:
+    """Whether a checkpoint of the model has calls of regions in it."""
+    calls = module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph)
+    return any(call.meta.get("recompute") is not None for call in calls)
+
+
 @contextlib.contextmanager
 def as_regions(layers: Sequence[nn.Module]) -> Iterator[None]:
     """Mark calls of these layers as nested compile regions inside the block."""

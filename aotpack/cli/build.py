@@ -76,9 +76,10 @@ from .console import json_option, stderr, verbose_option
     help="First call a copy of the model in eager, so that caches which a first call creates exist before it is traced.",
 )
 @click.option(
-    "--regional",
-    is_flag=True,
-    help="Compile layers that a ModuleList or Sequential repeats once, so that a deep model builds faster.",
+    "--regional/--no-regional",
+    default=None,
+    help="Compile layers that a ModuleList or Sequential repeats once, so that a deep model builds faster. "
+    "Default: where a model has at least 12 such layers.",
 )
 @tune_option
 @click.option("--second-derivatives", is_flag=True, help="Also build gradients of gradients (create_graph=True).")

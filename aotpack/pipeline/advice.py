@@ -1,23 +1,24 @@
-"""Says what a user should know about a model before it is traced."""
+"""Says what a user should know about a model before it is traced, and decides whether its layers are compiled once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from .._torch.api.state_dict_code import loading_code, saving_code
 from ..capture.regions import repeated_layers
 from ..targets import Target, uses_inductor
-from .options import Options
 from .progress import Run
+from .traced_methods import BuildContext
 
 _DEEP = 12
-"""From so many repeated layers on, compiling each of them is most of a build."""
+"""From so many repeated layers on, a build is shorter if it compiles each kind of layer once."""
 
 
-def before_tracing(run: Run, model: torch.nn.Module, options: Options, targets: Sequence[Target]) -> None:
-    """Say what of the model is not in the bundle, and which option makes the build shorter."""
+def before_tracing(run: Run, model: torch.nn.Module) -> None:
+    """Say what of the model is not in the bundle."""
     if saving := saving_code(model):
         run.warn(
             f"state_dict() of the bundle has its parameters and buffers as they are, and does not run {', '.join(saving)}. "
@@ -25,5 +26,18 @@ def before_tracing(run: Run, model: torch.nn.Module, options: Options, targets: 
         )
     if loading := loading_code(model):
         run.note(f"load_state_dict() of the bundle does not run {', '.join(loading)}: register such hooks on the loaded module")
-    if not options.regional and any(map(uses_inductor, targets)) and (count := len(repeated_layers(model))) >= _DEEP:
-        run.note(f"the model repeats {count} layers: with regional=True each kind of layer is compiled once")
+
+
+def with_regions(context: BuildContext, targets: Sequence[Target]) -> BuildContext:
+    """Decide whether repeated layers are compiled once, unless the user has.
+
+    ``regional`` stays None for a deep model whose layers can be regions: they have no buffers, which a
+    region may not write to. A share of memory is kept to by the model as a whole, and eager's random
+    numbers are drawn outside of regions.
+    """
+    options = context.options
+    if options.regional is not None:
+        return context
+    layers = [] if options.memory_budget is not None or options.exact_random else repeated_layers(context.module)
+    deep = len(layers) >= _DEEP and not any(next(layer.buffers(), None) is not None for layer in layers)
+    return context if deep and any(map(uses_inductor, targets)) else replace(context, options=replace(options, regional=False))

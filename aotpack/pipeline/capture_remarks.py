@@ -7,13 +7,17 @@ from ..capture.result_classes import left_out
 from .progress import Run
 
 
-def remark_on(captured: Captured, method: str, run: Run) -> None:
+def remark_on(captured: Captured, method: str, run: Run, *, asked_for_regions: bool) -> None:
     """Write the notes and warnings about a captured method."""
     run.note(f"captured {method!r} with the {captured.front_end} front end")
     if captured.regions:
         run.note(f"{method!r}: {captured.regions} repeated layers are regions, each compiled once")
     if captured.regions_refused:
-        run.warn(f"layers are not compiled once: {captured.regions_refused}", once=captured.regions_refused)
+        refused = f"layers are not compiled once: {captured.regions_refused}"
+        if asked_for_regions:
+            run.warn(refused, once=refused)
+        else:
+            run.note(f"{method!r}: {refused}")
     for problem in captured.rejected:
         ends = f"the {problem.where} front end{'s' * (',' in problem.where)} refused"
         run.warn(f"{ends} {method!r}: {problem.message}", once=f"{ends}: {problem.message}")

@@ -81,7 +81,7 @@ class Options:
     second_derivatives: bool = False
     optional: Collection[str] = ()
     warm_up: bool = False
-    regional: bool = False
+    regional: bool | None = False
     autocast: Sequence[schema.DType | None] = (None,)
 
     @property

@@ -79,7 +79,7 @@ def build(
     second_derivatives: bool = False,
     specializations: Sequence[Mapping[str, int]] = (),
     warm_up: bool = False,
-    regional: bool = False,
+    regional: bool | None = None,
     tune: bool = False,
     allow_untested_torch: bool = False,
     provenance: bool = False,
@@ -129,7 +129,9 @@ def build(
             copy. It then has what a first call sets up: caches, lazily created tensors, parameters
             initialised from data.
         regional: compile the repeated layers of a model once (regional compilation). A build then
-            grows with the kinds of layers, not with their number. Kernels do not span two layers.
+            grows with the kinds of layers, not with their number. Kernels do not span two layers. By
+            default this is done where it shortens the build: for the layers of a model that has at
+            least 12, none of them with buffers, if a target is compiled by Inductor.
         tune: measure on this machine which library multiplies matrices faster, and compile calls of
             it. The bundle records the choice. Only ``cpu`` targets have one.
         allow_untested_torch: build with a version of torch that aotpack was not tested with. The
@@ -173,7 +175,8 @@ def build(
     with _traceable(run, example, options, chosen) as example, BlobStore(out) as store:
         in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout, papers)
         context = traced_methods.start(run, example, options, _decompositions(chosen, options))
-        advice.before_tracing(run, context.module, options, chosen)
+        advice.before_tracing(run, context.module)
+        context = advice.with_regions(context, chosen)
         traced = traced_methods.trace(context)
         report = _compile_and_write(in_progress, context, traced, chosen, specializations, name=name, self_test=self_test)
     record_built(report.digest)

@@ -291,7 +291,7 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
     with context.run.stage("capture", plan.name), _containers(context, plan) as used:
         captured = _captured(context, plan, arrangement)
     gradients_only = ask_without_gradients((context.module, context.args, context.kwargs), plan, options.plans, captured)
-    remark_on(captured, plan.name, context.run)
+    remark_on(captured, plan.name, context.run, asked_for_regions=bool(context.options.regional))
     with context.run.stage("partition", plan.name):
         convention = _assembled(context, arrangement, captured, used)
     _warn_of_recomputation(context.run, plan, convention)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from aotpack_loader.format import schema
 
 from .. import partition
 from .._torch.api import fake_tensors
+from .._torch.api.nodes import without_views
 from .._torch.api.torch_types import StorageWeakRef, desc
 from ..graph import source_line, tensor_value, views
 from ..graph.expressions import size_expression
@@ -83,9 +85,19 @@ def saved_bytes(primals: Primals, values: Sequence[tuple[Node, Node]]) -> int:
         for value in map(tensor_of, subclass_leaves.flat(primals.nodes))
         if value is not None
     }
-    saved = [value.untyped_storage() for node, _ in values if (value := tensor_of(node)) is not None]
-    kept = {StorageWeakRef(storage): storage for storage in saved}
-    return sum(fake_tensors.hint_of(storage.nbytes()) for key, storage in kept.items() if key not in arguments)
+    kept: dict[tuple[StorageWeakRef, Node | None], Any] = {}
+    for node, _ in values:
+        if (value := tensor_of(node)) is not None:
+            storage = value.untyped_storage()
+            kept[StorageWeakRef(storage), _call_of_region(node)] = storage
+    return sum(fake_tensors.hint_of(storage.nbytes()) for (key, _), storage in kept.items() if key not in arguments)
+
+
+def _call_of_region(node: Node) -> Node | None:
+    """The call of a nested compile region that returns a value. The fake results of all calls of a region share storages."""
+    root = without_views(node)
+    call = root.args[0] if root.target is operator.getitem else None
+    return call if isinstance(call, Node) and call.target is torch.ops.higher_order.invoke_subgraph else None
 
 
 # ------------------------------------------------------------------ saved tensors

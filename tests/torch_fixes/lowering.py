@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from torch._inductor import codecache
 
+import aotpack
 from aotpack._torch import toolchain
 from aotpack._torch.api.counting import reached
 from aotpack._torch.api.process_copy import in_place
@@ -53,6 +55,13 @@ def lowered_only() -> Iterator[list[str]]:
         contextlib.suppress(Lowered),
     ):
         yield sources
+
+
+def sources_of(model: Any, args: tuple[Any, ...], folder: Path, method: str = "train", **options: Any) -> list[str]:
+    """The C++ of each graph of a method, as :func:`lowered_only` gives it."""
+    with lowered_only() as sources:
+        aotpack.build(model, args, out=folder / "m.aotpack", methods=(method,), cache=False, **options)
+    return sources
 
 
 _COMMENTS = re.compile(r"//[^\n]*")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -160,6 +161,40 @@ def _kind(node: Node) -> object:
     return (value.dtype, value.shape, value.stride()) if isinstance(value, torch.Tensor) else type(value)
 
 
+def compute_late(graph: Graph) -> None:
+    """Move what is larger than its operands to its only user, if a call is between them.
+
+    The part before the call would otherwise keep it in memory, as the gradient of an output layer
+    whose weight is also an embedding's: the embedding's part of the gradient comes last.
+    """
+    calls = list(accumulate(node.target is _CALL for node in graph.nodes))
+    passed = dict(zip(graph.nodes, calls, strict=True))
+    for node in reversed(list(graph.nodes)):
+        user = next(iter(node.users), None)
+        if user is None or len(node.users) > 1 or user.op == "output" or passed[user] == passed[node] or not _is_movable(node):
+            continue
+        if getattr(node.target, "is_view", False) or _bytes(node) > sum(map(_bytes, node.all_input_nodes)):
+            user.prepend(node)
+            passed[node] = passed[user]
+
+
+def _is_movable(node: Node) -> bool:
+    """Whether a node computes one tensor of a known size, and draws no random numbers."""
+    if node.op != "call_function" or node.target in (_CALL, operator.getitem):
+        return False
+    operands = [*node.all_input_nodes, node]
+    known = all(
+        isinstance(each.meta.get("val"), torch.Tensor) and all(type(n) is int for n in each.meta["val"].shape)
+        for each in operands
+    )
+    return known and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ())
+
+
+def _bytes(node: Node) -> int:
+    value: torch.Tensor = node.meta["val"]
+    return value.numel() * value.itemsize
+
+
 class _Split:
     """A graph cut before and after each call."""
 
@@ -172,6 +207,7 @@ class _Split:
         self.regions: dict[str, int] = {}
 
     def parts(self) -> Parts:
+        compute_late(self.whole.graph)
         for group in self._groups():
             if group[0].target is _CALL:
                 self._call(group[0])

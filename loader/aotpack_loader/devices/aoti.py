@@ -90,37 +90,42 @@ def _argument(item: schema.GivenInput | schema.SizeCarrier, inputs: list[Any]) -
 
 
 class AotiSequence:
-    """A graph that runs in parts. A value is released when it is passed to the last part that takes it."""
+    """A graph that runs in parts. A value is released when it is passed to the last part that takes it.
+
+    ``calls`` have the name of a part in ``parts``, the numbers of the values that it takes, of those
+    that no later call takes, and of its results that nothing takes. ``unused`` are inputs that
+    nothing takes, ``outputs`` the numbers of the graph's outputs.
+    """
 
     def __init__(self, sequence: schema.Sequence, parts: Mapping[str, AotiExecutable], inputs: int) -> None:
         last: dict[int, int] = {}
         for position, call in enumerate(sequence.calls):
             last.update(dict.fromkeys(call.inputs, position))
         kept = set(sequence.outputs)
-        self._unused = [number for number in range(inputs) if number not in last and number not in kept]
-        self._calls: list[tuple[AotiExecutable, list[int], list[int], list[int]]] = []
+        self.unused = [number for number in range(inputs) if number not in last and number not in kept]
+        self.calls: list[tuple[str, list[int], list[int], list[int]]] = []
         for position, call in enumerate(sequence.calls):
-            part = parts[call.part]
-            made = range(inputs, inputs := inputs + part.count)
+            made = range(inputs, inputs := inputs + parts[call.part].count)
             dead = [number for number in set(call.inputs) if last[number] == position and number not in kept]
-            self._calls.append((part, call.inputs, dead, [n for n in made if n not in last and n not in kept]))
-        self._outputs = sequence.outputs
+            self.calls.append((call.part, call.inputs, dead, [n for n in made if n not in last and n not in kept]))
+        self.outputs = sequence.outputs
+        self.parts = parts
         self.returns_tensors = all(part.returns_tensors for part in parts.values())
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Run the parts on ``inputs`` (emptied) and return the graph's outputs."""
         values = [*inputs]
         inputs.clear()
-        for number in self._unused:
+        for number in self.unused:
             values[number] = None
-        for part, numbers, dead, unread in self._calls:
+        for name, numbers, dead, unread in self.calls:
             arguments = [values[number] for number in numbers]
             for number in dead:
                 values[number] = None
-            values += part(arguments)
+            values += self.parts[name](arguments)
             for number in unread:
                 values[number] = None
-        return [values[number] for number in self._outputs]
+        return [values[number] for number in self.outputs]
 
 
 class AotiDevice(CpuDevice):

@@ -113,7 +113,7 @@ def at_sizes(description: Mapping[str, Any], environment: Environment) -> dict[s
 def _differentiable(description: Mapping[str, Any], environment: Environment) -> dict[str, Any]:
     sizes = {i: _size(dim, environment) for i, dim in description["sizes"]}
     executable = description["executable"]
-    if sizes and executable["inputs"] is None:
+    if sizes and "run" in executable and executable["inputs"] is None:
         executable = {**executable, "run": _with_sizes(executable["run"], sizes)}
     return {
         **description,

@@ -164,6 +164,9 @@ def _open(layout: Layout, root: Path, code: Any, rest: _Rest) -> tuple[CallLibra
 
 
 def _executable(layout: Layout, folder: Path, library: CallLibrary, key: str, described: Any, rest: _Rest) -> Description:
+    if "parts" in described:
+        parts = [_executable(layout, folder, library, key, part, rest) for part in described["parts"]]
+        return {"sequence": {**described, "parts": parts}}
     path = cache.extracted(folder, *described["file"])
     if path is None:
         raise FileNotFoundError(key)

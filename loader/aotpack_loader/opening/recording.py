@@ -15,7 +15,7 @@ from msgspec.structs import asdict
 from ..archive.bundle import Bundle, raw_size
 from ..archive.weights import INTEGERS, View
 from ..devices import cpuinfo
-from ..devices.aoti import AotiDevice, AotiExecutable
+from ..devices.aoti import AotiDevice, AotiExecutable, AotiSequence
 from ..errors import DirectoryError
 from ..format import media_types, schema
 from ..format.interface import call_trees
@@ -23,7 +23,7 @@ from ..module.outline import ModuleOutline, Outline
 from ..module.program import LoadInfo
 from ..options import LoadOptions
 from ..runtime.call import MethodCall
-from ..runtime.native import describe, is_whole, sizes_of
+from ..runtime.native import describe, is_whole, sequence_of, sizes_of
 from . import record_files
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _record(
         "target": chosen.target.name,
         "reason": f"{prefix}{middle}".replace("{", "{{").replace("}", "}}") + "{}",
         "rejected": chosen.rejected,
-        "code": _code(chosen.target, calls),
+        "code": _code(chosen, calls),
         "tensors": _tensors(bundle, views),
         "state": [entry.name for entry in entries],
         "methods": {name: _method(call) for name, call in calls.items()},
@@ -100,21 +100,29 @@ def _file(descriptor: schema.Descriptor) -> list[Any]:
     return [descriptor.annotations[media_types.ANNOTATION_RAW_DIGEST], raw_size(descriptor), ".so"]
 
 
-def _code(target: schema.Target, calls: Mapping[str, MethodCall]) -> dict[str, Any]:
-    if target.call is None or target.sequences:
+def _code(chosen: Selection, calls: Mapping[str, MethodCall]) -> dict[str, Any]:
+    target, library = chosen.target, cast(AotiDevice, chosen.device).call_library[0]
+    if target.call is None or (target.sequences and not getattr(library, "runs_sequences", False)):
         raise _UnusualError
     found = {}
     for name, call in calls.items():
         backward = None if call.differentiable is None else call.differentiable.backward
         for key, opened in ((f"{name}.forward", call.forward), (f"{name}.backward", backward)):
-            if isinstance(opened, AotiExecutable):
-                described = target.executables[key]
-                fallbacks = None if described.fallbacks is None else _blob(described.fallbacks)
-                inputs, outputs = opened.positions
-                found[key] = {"file": _file(described.code), "fallbacks": fallbacks, "inputs": inputs, "outputs": outputs}
-            elif opened is not None:
-                raise _UnusualError
+            if opened is not None:
+                found[key] = _graph(target, key, opened)
     return {"library": _file(target.call.code), "graphs": found}
+
+
+def _graph(target: schema.Target, key: str, opened: object) -> dict[str, Any]:
+    """The code of a graph, or how to run it in parts."""
+    if isinstance(opened, AotiSequence):
+        return sequence_of(opened, {name: _graph(target, name, part) for name, part in opened.parts.items()})
+    if not isinstance(opened, AotiExecutable):
+        raise _UnusualError
+    described = target.executables[key]
+    fallbacks = None if described.fallbacks is None else _blob(described.fallbacks)
+    inputs, outputs = opened.positions
+    return {"file": _file(described.code), "fallbacks": fallbacks, "inputs": inputs, "outputs": outputs}
 
 
 def _tensors(bundle: Bundle, views: Mapping[str, schema.StateEntry | View]) -> dict[str, Any]:

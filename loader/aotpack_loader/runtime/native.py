@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from ..devices.aoti import AotiExecutable
+from ..devices.aoti import AotiExecutable, AotiSequence
 from ..devices.call_library import SWITCH, CallLibrary, NativeCall, Slots
 from ..devices.call_sizes import BySizes, make
 from ..devices.literals import literal
@@ -149,6 +149,8 @@ _BASES = (schema.SyntheticBasePrimal, schema.ViewBasePrimal)
 
 
 def _is_short(graph: Any, library: CallLibrary) -> bool:
+    if isinstance(graph, AotiSequence):
+        return any(_is_short(part, library) for part in graph.parts.values())
     return isinstance(graph, AotiExecutable) and library.outputs(graph.run) <= max(graph.positions[1], default=-1)
 
 
@@ -205,11 +207,25 @@ def _separate_memory(memory: Memory, indices: Mapping[str, int]) -> list[tuple[i
 
 
 def _executable(executable: Any) -> dict[str, Any]:
-    """Code that the library runs itself, or a Python function for a graph in parts."""
+    """Code that the library runs itself. A Python function runs the parts of a graph in libraries of earlier releases."""
+    if isinstance(executable, AotiSequence):
+        parts = {name: _executable(part) for name, part in executable.parts.items()}
+        return {"run": executable, "inputs": None, "outputs": None, "sequence": sequence_of(executable, parts)}
     if isinstance(executable, AotiExecutable):
         inputs, outputs = executable.positions
         return {"run": executable.run, "inputs": inputs, "outputs": outputs, "failed": executable.fail}
     return {"run": executable, "inputs": None, "outputs": None}
+
+
+def sequence_of(executable: AotiSequence, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """How to run a graph in ``parts``, which are described by name."""
+    indices = {name: i for i, name in enumerate(parts)}
+    return {
+        "parts": list(parts.values()),
+        "unused": executable.unused,
+        "calls": [(indices[name], *numbers) for name, *numbers in executable.calls],
+        "outputs": executable.outputs,
+    }
 
 
 def _differentiable(differentiable: Differentiable, method: schema.Method) -> dict[str, Any]:
