@@ -167,20 +167,20 @@ def scale(result: Mapping[str, Any]) -> str:
 
 
 def depth(result: Mapping[str, Any]) -> str:
-    head = ["layers", "`torch.compile`, cold", "build", "regional build", "build, ratio", "regional, ratio"]
-    head += ["code", "code, regional", "step", "step, regional"]
+    head = ["layers", "`torch.compile`, cold", "build", "`--no-regional`", "build, ratio", "`--no-regional`, ratio"]
+    head += ["code", "code, `--no-regional`", "step", "step, `--no-regional`"]
     rows = [
         [
             layers,
             time(found["compile_seconds"]),
             time(found["build_seconds"]),
-            time(found["regional_seconds"]),
+            time(found["whole_seconds"]),
             times(found["build_seconds"] / found["compile_seconds"]),
-            times(found["regional_seconds"] / found["compile_seconds"]),
+            times(found["whole_seconds"] / found["compile_seconds"]),
             size(found["build_bytes"]["code"]),
-            size(found["regional_bytes"]["code"]),
+            size(found["whole_bytes"]["code"]),
             time(found["build_step_seconds"]),
-            time(found["regional_step_seconds"]),
+            time(found["whole_step_seconds"]),
         ]
         for layers, found in result["layers"].items()
     ]

@@ -1,4 +1,4 @@
-"""A given number of residual blocks, to measure growth with depth. ``regions``: each is a nested compile region."""
+"""A given number of residual blocks, to measure growth with depth."""
 
 import torch
 from torch import Tensor, nn
@@ -16,23 +16,18 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    def __init__(self, layers: int, width: int, regions: bool) -> None:
+    def __init__(self, layers: int, width: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList([Block(width) for _ in range(layers)])
-        self.run = torch.compiler.nested_compile_region(_run) if regions else _run
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         for block in self.blocks:
-            x = self.run(block, x)
+            x = block(x)
         return {"loss": x.square().mean()}
 
 
-def _run(block: nn.Module, x: Tensor) -> Tensor:
-    return block(x)
-
-
-def model(layers: int = 2, width: int = 16, regions: bool = False) -> nn.Module:
-    return Stack(layers, width, regions)
+def model(layers: int = 2, width: int = 16) -> nn.Module:
+    return Stack(layers, width)
 
 
 def example_inputs(width: int = 16) -> tuple[Tensor]:

@@ -1,7 +1,7 @@
 """How build, bundle, load and step grow with depth: 2 to 256 layers, and a graph of 10^5 nodes.
 
-``portable`` runs at all sizes and ``cpu`` at some. ``cpu`` also runs with each layer as a nested
-compile region, whose code is compiled and stored once.
+``portable`` runs at all sizes and ``cpu`` at some. ``cpu`` also runs with each layer compiled and
+stored once (``--regional``).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from devtools.bench.runner import PROCESSES, Bench, network
 GOAL = 1.2
 """Seconds of a build, and bytes, per node at the largest size against the middle one."""
 SERIES = {
-    "portable": ("portable", False, (2, 8, 32, 128, 256, 2048)),
-    "cpu": ("cpu", False, (2, 8, 32)),
-    "cpu, layers as regions": ("cpu", True, (2, 8, 32, 128)),
+    "portable": ("portable", "--no-regional", (2, 8, 32, 128, 256, 2048)),
+    "cpu": ("cpu", "--no-regional", (2, 8, 32)),
+    "cpu, layers as regions": ("cpu", "--regional", (2, 8, 32, 128)),
 }
-QUICK = {"portable": ("portable", False, (2, 4)), "cpu, layers as regions": ("cpu", True, (2, 4))}
+QUICK = {"portable": ("portable", "--no-regional", (2, 4)), "cpu, layers as regions": ("cpu", "--regional", (2, 4))}
 
 
 def measure(bench: Bench) -> dict[str, Any]:
     found = {
-        name: {str(layers): _measured(bench, target, regions, layers) for layers in sizes}
-        for name, (target, regions, sizes) in (QUICK if bench.quick else SERIES).items()
+        name: {str(layers): _measured(bench, target, option, layers) for layers in sizes}
+        for name, (target, option, sizes) in (QUICK if bench.quick else SERIES).items()
     }
     ratios = {}
     for name, sizes in found.items():
@@ -35,9 +35,9 @@ def measure(bench: Bench) -> dict[str, Any]:
     return {"series": found, "ratios": ratios}
 
 
-def _measured(bench: Bench, target: str, regions: bool, layers: int) -> dict[str, Any]:
-    case = network("stack", options={"layers": layers, "width": 16, "regions": regions})
-    built = bench.build(case, "--target", target, "--method", "train")
+def _measured(bench: Bench, target: str, option: str, layers: int) -> dict[str, Any]:
+    case = network("stack", options={"layers": layers, "width": 16})
+    built = bench.build(case, "--target", target, "--method", "train", option)
     sizes = bench.json(PROCESSES / "sizes.py", built.bundle)
     run = bench.start("bundle", case, "--bundle", built.bundle, "--backend", target, "--trust", "all")
     eager = bench.start("eager", case)
