@@ -28,6 +28,9 @@ CALLED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], set[str]]] 
     "bicubic": (_resized("bicubic", (9, 7)), (2, 3, 8, 5), {"upsample_bicubic2d", "upsample_bicubic2d_backward"}),
     "sample": (_sampled, (2, 3, 8, 8), {"grid_sampler_2d", "grid_sampler_2d_backward", "bmm"}),
     "pool": (lambda x: functional.avg_pool3d(x, 2).square().sum(), (2, 3, 4, 6, 8), {"avg_pool3d_backward"}),
+    "averages": (lambda x: functional.avg_pool2d(x, 3, (1, 2), 1).square().sum(), (2, 3, 6, 8), {"avg_pool2d_backward"}),
+    "side": (lambda x: functional.avg_pool2d(x, (2,), (1,)).square().sum(), (2, 3, 6, 8), {"avg_pool2d_backward"}),
+    "maxima": (lambda x: functional.max_pool2d(x, 2).square().sum(), (2, 3, 6, 8), {"max_pool2d_with_indices_backward"}),
     "bilinear": (lambda x: functional.bilinear(x[0], x[1], x[2:], None).square().sum(), (7, 5, 5), {"mm"}),
 }
 
@@ -47,6 +50,14 @@ def test_kernels_are_called(case: str, tmp_path: Path) -> None:
     assert not missing
     assert "atomic_add" not in code
     assert "_trilinear(" not in code
+
+
+def test_averages_of_windows_apart_are_generated(tmp_path: Path) -> None:
+    """Each element has its gradient from one window. A loop that also computes that gradient takes half as long as a call."""
+    code = _code(
+        lambda x: functional.avg_pool2d(x, 2, (2, 3)).square().sum(), torch.randn(2, 3, 6, 8, requires_grad=True), tmp_path
+    )
+    assert "aoti_torch_cpu_avg_pool2d_backward(" not in code
 
 
 def test_identities_are_compared_in_vectors(tmp_path: Path) -> None:
