@@ -55,6 +55,7 @@ def eager_kernels_called() -> Iterator[None]:
     """
     calls = {operator: _call(operator) for operator in (*EAGER_KERNELS, _aten.avg_pool3d_backward.default)}
     calls |= {_aten.avg_pool2d_backward.default: _averages_backward(), _aten.im2col.default: _windows}
+    calls[_aten.max_pool2d_with_indices_backward.default] = _maxima_backward()
     with unruled(KEPT_WHOLE), with_items("inductor-eager-kernels", lowering, "lowerings", calls):
         yield
 
@@ -114,3 +115,22 @@ def _is_read_once(node: Node) -> bool:
         if node.target not in _VIEWS:
             return True
     return False
+
+
+def _maxima_backward() -> Callable[..., Any]:
+    """The gradient of ``max_pool2d``, whose kernel takes the layout of ``x`` and copies what has another.
+
+    It reads no element of ``x``. So where the indices have another layout, memory of theirs stands for ``x``.
+    """
+    operator = _aten.max_pool2d_with_indices_backward.default
+    call: Callable[..., Any] = lowering.fallback_handler(operator, add_to_fallback_set=False)
+
+    def lowered(gradient: Any, x: Any, *window: Any) -> Any:
+        own, theirs = x.maybe_get_stride(), window[-1].maybe_get_stride()
+        if own and theirs and len(own) == 4 and (last := theirs[1] == 1) != (own[1] == 1):
+            _, channels, height, width = size = x.get_size()
+            order = [1, width * channels, channels] if last else [height * width, width, 1]
+            x = lowering.empty_strided(size, [channels * height * width, *order], dtype=x.get_dtype(), device=x.get_device())
+        return call(gradient, x, *window)
+
+    return lowered
