@@ -26,6 +26,11 @@ CALLED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...], set[str]]] 
     "bicubic": (_resized("bicubic", (9, 7)), (2, 3, 8, 5), {"upsample_bicubic2d", "upsample_bicubic2d_backward"}),
     "sample": (_sampled, (2, 3, 8, 8), {"grid_sampler_2d", "grid_sampler_2d_backward", "bmm"}),
     "pool": (lambda x: functional.avg_pool3d(x, 2).square().sum(), (2, 3, 4, 6, 8), {"avg_pool3d_backward"}),
+    "averages": (lambda x: functional.avg_pool2d(x, 3, (1, 2), 1).square().sum(), (2, 3, 6, 8), {"avg_pool2d_backward"}),
+    "side": (lambda x: functional.avg_pool2d(x, (2,), (1,)).square().sum(), (2, 3, 6, 8), {"avg_pool2d_backward"}),
+    "fold": (lambda x: functional.fold(x, (5, 6), 3, padding=1).square().sum(), (2, 18, 30), {"col2im"}),
+    "unfold": (lambda x: functional.unfold(x, 3, 1, 1, 2).square().sum(), (2, 3, 6, 8), {"col2im"}),
+    "maxima": (lambda x: functional.max_pool2d(x, 2).square().sum(), (2, 3, 6, 8), {"max_pool2d_with_indices_backward"}),
     "bilinear": (lambda x: functional.bilinear(x[0], x[1], x[2:], None).square().sum(), (7, 5, 5), {"mm"}),
 }
 
@@ -38,6 +43,53 @@ def test_kernels_are_called(case: str, tmp_path: Path) -> None:
     assert not missing
     assert "atomic_add" not in code
     assert "_trilinear(" not in code
+
+
+WINDOWS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "multiplied": (lambda x: (functional.unfold(x, (2, 3), padding=(1, 2), stride=(2, 1)) * 2).sin(), (2, 3, 7, 9)),
+    "read twice": (lambda x: functional.unfold(x, 3, dilation=(2, 1)).softmax(1), (2, 2, 8, 7)),
+    "one image": (lambda x: functional.unfold(x.exp(), 3, padding=1, stride=2).reshape(3, 9, -1).transpose(1, 2), (3, 7, 9)),
+    "a product": (lambda x: torch.ones(4, 12) @ functional.unfold(x, 2, stride=3), (2, 3, 7, 9)),
+    "whole numbers": (lambda x: functional.unfold(x.round().long().float(), 3, padding=2), (1, 2, 5, 5)),
+    "folded": (lambda x: functional.fold(functional.unfold(x, 4, 1, 1, 2).tanh(), (8, 10), 4, 1, 1, 2), (2, 3, 8, 10)),
+    "averages": (lambda x: functional.avg_pool2d(x, (3, 2), (2, 1), 1, ceil_mode=True, count_include_pad=False), (2, 3, 8, 9)),
+    "maxima": (lambda x: functional.max_pool2d(x, 3, 2, 1, ceil_mode=True), (2, 3, 8, 9)),
+}
+
+
+@pytest.mark.parametrize("vary", [False, True])
+def test_windows_have_eagers_values(vary: bool, tmp_path: Path) -> None:
+    """With gradients; also where the number of images and their height vary."""
+    torch.manual_seed(0)
+    cases = {
+        name: (function, size) for name, (function, size) in WINDOWS.items() if not vary or (len(size) == 4 and name != "folded")
+    }
+    given = {name: torch.randn(size, requires_grad=True) for name, (_, size) in cases.items()}
+    example = {
+        name: torch.randn(4, 3 if size[1] == 3 else 2, 13, size[3], requires_grad=True)
+        for name, (_, size) in cases.items()
+        if vary
+    }
+    sizes = {name: {0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO} for name in cases}
+
+    def windows(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: cases[name][0](x) for name, x in given.items()}
+
+    out = tmp_path / "m"
+    aotpack.build(windows, (example or given,), out=out, methods=("train",), dynamic_shapes=(sizes,) if vary else None)
+    found, expected = aotpack.load(out)(given), windows(given)
+    torch.testing.assert_close(found, expected)
+    weights = {name: torch.randn_like(result) for name, result in expected.items()}
+    losses = [torch.stack([(results[name] * weights[name]).sum() for name in results]).sum() for results in (found, expected)]
+    torch.testing.assert_close(*(torch.autograd.grad(loss, list(given.values()), allow_unused=True) for loss in losses))
+
+
+def test_averages_of_windows_apart_are_generated(tmp_path: Path) -> None:
+    """Each element has its gradient from one window. A loop that also computes that gradient takes half as long as a call."""
+    code = _code(
+        lambda x: functional.avg_pool2d(x, 2, (2, 3)).square().sum(), torch.randn(2, 3, 6, 8, requires_grad=True), tmp_path
+    )
+    assert "aoti_torch_cpu_avg_pool2d_backward(" not in code
 
 
 def test_identities_are_compared_in_vectors(tmp_path: Path) -> None:

@@ -125,3 +125,18 @@ def test_sums_of_many_rows_have_each_chunk_once(threads: int, tmp_path_factory: 
         torch.testing.assert_close(loaded(x).double(), x.double().sum(0), rtol=1e-5, atol=0)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("target", ["cpu:x86-64-v3", "cpu"])
+def test_masks_of_other_types_are_stored_as_bytes(target: str, tmp_path: Path) -> None:
+    """Masks of ``float64`` and integers are stored by the conversion of ``float32``'s, also rests that fill no vector."""
+    x = torch.randn(ROWS, WIDTH, dtype=torch.float64)
+    x[0, 0] = float("nan")
+    given = (x, (x.nan_to_num() * 3).long(), (x.nan_to_num() * 3).int())
+
+    def masks(x: Tensor, long: Tensor, short: Tensor) -> tuple[Tensor, ...]:
+        return x > 0.5, x != x, (x.exp() > 1) & (long < 2), long > 0, long == 1, short <= 1, (x > 0) == (short > 0)
+
+    aotpack.build(masks, given, out=tmp_path / "m", targets=(target,), methods=("infer",))
+    for found, expected in zip(aotpack.load(tmp_path / "m")(*given), masks(*given), strict=True):
+        torch.testing.assert_close(found, expected)

@@ -39,7 +39,7 @@ def inductor_decompositions(*, exact_random: bool) -> Decompositions:
         if op.__name__.partition(".")[0] not in own and op not in KEPT and not (exact_random and _draws_other_numbers(op))
     }
     kept |= {op: _asserting(_ASSERTED[op], rule) for op, rule in kept.items() if op in _ASSERTED}
-    kept |= {**dict.fromkeys(eager_kernels.EAGER_KERNELS, eager_kernels.kept), **_OWN}
+    kept |= {**dict.fromkeys(eager_kernels.KEPT_WHOLE, eager_kernels.kept), **_OWN}
     return kept if exact_random else {**kept, torch.ops.aten.native_dropout.default: _dropout_by_vectors}
 
 

@@ -86,8 +86,8 @@ inline T cascade_sum_final(CascadeSum<T, kChunkSize>* sum) {
 
 } // namespace aotpack
 
-// torch converts masks to and from bytes one element at a time; of the store it computes four times as many as it stores.
-// A mask's elements are all ones or all zeros.
+// torch converts masks to and from bytes one element at a time; of the store it computes four times as many as it stores, of
+// masks of eight-byte elements eight times as many. A mask's elements are all ones or all zeros.
 #if INDUCTOR_USE_VECTOR_TYPES() && (defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2))
 
 namespace aotpack {
@@ -168,6 +168,21 @@ template <>
 inline void VecMask<float, 2>::store(bool* b, int count) {
   aotpack::store(mask_[0], b, count);
   aotpack::store(mask_[1], b + aotpack::kLanes, count - aotpack::kLanes);
+}
+
+template <>
+inline void VecMask<int, 1>::store(bool* b, int count) {
+  cast<float, 1>().store(b, count);
+}
+
+template <>
+inline void VecMask<int64_t, 2>::store(bool* b, int count) {
+  cast<float, 1>().store(b, count);
+}
+
+template <>
+inline void VecMask<double, 2>::store(bool* b, int count) {
+  cast<float, 1>().store(b, count);
 }
 
 template <>

@@ -24,7 +24,7 @@ from .api.counting import reached
 from .api.fake_tensors import fake_mode_of
 from .api.graph_modules import lazy_graph_module
 from .api.patching import Replacing, hooked
-from .eager_kernels import EAGER_KERNELS
+from .eager_kernels import KEPT_WHOLE
 from .rows import KEPT
 
 Decompositions = Mapping[Any, Callable[..., Any]]
@@ -50,7 +50,7 @@ def without_second_trace(relaid: Collection[int]) -> Replacing:
 
     def export(module: GraphModule, inputs: Any, *, decompositions: Decompositions, **options: Any) -> tuple[GraphModule, Any]:
         reached("inductor-second-trace")
-        stay = {*KEPT, *EAGER_KERNELS}
+        stay = {*KEPT, *KEPT_WHOLE}
         decompositions = {operator: rule for operator, rule in decompositions.items() if operator not in stay}
         copy = copied(module, decompositions, relaid) if can_be_copied(module) else None
         if copy is None:

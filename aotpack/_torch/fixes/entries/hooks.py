@@ -290,7 +290,9 @@ HOOKS = (
         summary="Calls eager's kernels where they are faster than generated code.",
         module="eager_kernels",
         patches=(
+            "torch._inductor.lowering.lowerings[aten.avg_pool2d_backward.default]",
             "torch._inductor.lowering.lowerings[aten.avg_pool3d_backward.default]",
+            "torch._inductor.lowering.lowerings[aten.max_pool2d_with_indices_backward.default]",
             "torch.ops.aten.upsample_bicubic2d.default",
             "torch.ops.aten.upsample_bicubic2d.vec",
             "torch.ops.aten.upsample_trilinear3d.default",
