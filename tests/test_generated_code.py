@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch_fixes.lowering import sources_of
 
 import aotpack
 from aotpack._torch.in_place_sums import added_in_place
@@ -140,3 +141,8 @@ def test_masks_of_other_types_are_stored_as_bytes(target: str, tmp_path: Path) -
     aotpack.build(masks, given, out=tmp_path / "m", targets=(target,), methods=("infer",))
     for found, expected in zip(aotpack.load(tmp_path / "m")(*given), masks(*given), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def test_all_convolutions_may_keep_the_graphs_layout(tmp_path: Path) -> None:
+    """As the patch embedding of a vision transformer does, whose weight is large for its image."""
+    assert len(sources_of(nn.Conv2d(3, 64, 16, stride=16), (torch.randn(2, 3, 32, 32),), tmp_path)) == 2

@@ -180,6 +180,8 @@ def nodes_for_channels_last(nodes: Iterable[Node], contiguous: Collection[Node])
     """
     able = {node: None for node in nodes if node.target is not torch.ops.aten.bmm.default and node not in contiguous}
     convolutions = [node for node in able if node.target is _CONVOLUTION]
+    if not convolutions:
+        return set()
     found = set(convolutions)
     for node in reversed(able):
         if not found.isdisjoint(node.users):

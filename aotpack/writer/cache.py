@@ -27,7 +27,7 @@ def revision_of(*folders: Path) -> str:
     """
     digest = hashlib.sha256()
     for folder in folders:
-        for file in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".h", ".json")):
+        for file in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".h", ".json", ".map")):
             digest.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
 
