@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import aotpack
 from aotpack_loader.errors import AotpackError, AutogradError, EditError, UnsupportedError
 from aotpack_loader.module.program import LoadedProgram
+from aotpack_loader.opening.from_record import RecordedCall
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, where it looks at .grad of results
 
@@ -58,6 +59,22 @@ def gradients(program: nn.Module, call: Any, x: Tensor) -> list[Tensor]:
     for _ in range(2):
         call(x).square().sum().backward()
     return [parameter.grad for parameter in program.parameters() if parameter.grad is not None]
+
+
+def test_a_bundle_that_starts_from_a_record(
+    programs: list[LoadedProgram], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bundles of native code do so from the second load on. Dynamo has their calls in its graph, too."""
+    monkeypatch.setenv("AOTPACK_RECORDED_STARTS", "1")
+    monkeypatch.setenv("AOTPACK_CACHE", str(tmp_path))
+    info, x = programs[0].aotpack, torch.randn(2, 4)
+    for _ in range(2):
+        loaded = aotpack.load(info.path, backend=info.backend.partition(":")[0])
+    recorded = all(isinstance(call, RecordedCall) for call in loaded._aotpack_calls.values())
+    assert recorded is (info.backend != "portable")
+    compiled = torch.compile(lambda x: loaded(x) * 2, fullgraph=True, backend="aot_eager")
+    expected = gradients(programs[0], lambda x: programs[0](x) * 2, x)
+    torch.testing.assert_close(gradients(loaded, compiled, x), expected)
 
 
 def arguments(program: nn.Module) -> Tensor:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from .._torch_compat import MODULES_ARE_CONSTANTS, constant_while_tracing, graph_break, is_exported
 from ..errors import AotpackError
-from ..runtime.call import MethodCall
 from .methods import methods_of
 from .operators import number_of
 
@@ -91,6 +90,6 @@ def _plan(program: Any, training: bool) -> Any:
         found = methods_of(program.aotpack.path, program.aotpack.digest)[call.name]
     except (AotpackError, OSError):
         return f"the file {program.aotpack.path} of a loaded bundle has changed since the load; compiling a caller reads it"
-    if found.obstacle or type(call) is not MethodCall or program.aotpack.backend.startswith("xla"):
+    if found.obstacle or not call.is_plain or program.aotpack.backend.startswith("xla"):
         return f"a loaded bundle is compiled already, and {found.obstacle or 'its calls are for another device or tensor class'}"
     return (number_of(program), program.aotpack.digest, call.name, found.names, found.mutations, found.results, found.tree)

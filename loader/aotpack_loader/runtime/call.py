@@ -80,6 +80,11 @@ class MethodCall:
         self.containers = _containers_of(method)
         self._layouts = Layouts(method) if any(mutation.kind != "data" for mutation in method.mutations) else None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether tensors are passed to the graphs as they are: this is no call of a subclass of this class."""
+        return type(self) is MethodCall
+
     def differentiate_again(self, second: MethodCall) -> None:
         """Use ``second`` for gradients that are differentiated again."""
         from .second import SecondDerivative  # rarely there: not part of what every start imports

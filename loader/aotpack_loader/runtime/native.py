@@ -115,7 +115,7 @@ def obstacle(call: MethodCall, library: CallLibrary) -> str:
     graphs: list[Any] = [call.forward] if call.differentiable is None else [call.forward, call.differentiable.backward]
     grad = any(mode.grad for mode in method.serves)
     reasons = {
-        "its tensors are subclasses, or its forward takes sizes; pass and keep plain tensors": type(call) is not MethodCall,
+        "its tensors are subclasses, or its forward takes sizes; pass and keep plain tensors": not call.is_plain,
         "it changes or returns containers of its caller; return new ones": call.containers is not None,
         "an integer argument varies; pass a tensor, or build for one number": any(
             isinstance(leaf, schema.IntegerLeaf) for leaf in method.leaves
