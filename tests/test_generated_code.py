@@ -113,6 +113,18 @@ def test_sums_are_added_to_in_place(
     torch.testing.assert_close(graph(x, indices), function(x, indices))
 
 
+def test_sums_of_numbers_or_of_sizes_that_vary_stay() -> None:
+    def function(x: Tensor, rows: Tensor) -> Tensor:
+        return x * 2 + torch.full_like(x, 0.0).index_put((rows,), x[rows], accumulate=True) + x.size(0) / 2
+
+    given = torch.randn(5, 3), torch.tensor([0, 3, 3])
+    graph = make_fx(function, tracing_mode="symbolic")(*given)
+    before = [node.target for node in graph.graph.nodes]
+    added_in_place(graph)
+    assert [node.target for node in graph.graph.nodes] == before
+    torch.testing.assert_close(graph(*given), function(*given))
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_sums_of_many_rows_have_each_chunk_once(threads: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Rows are summed in chunks, and chunks pairwise: 73 chunks of 4,096, and the rest."""

@@ -59,9 +59,9 @@ def _is_own(x: Any, node: Node) -> bool:
     """Whether ``x`` is computed only for the sum ``node``, and has its layout, whose sizes are fixed."""
     if not isinstance(x, Node) or x.op != "call_function" or len(x.users) != 1 or without_views(x) is not x:
         return False
-    value, result = _value(x), _value(node)
-    if not all(type(size) is int for size in (*value.shape, *result.shape)):
-        return False
+    value, result = x.meta["val"], _value(node)
+    if not isinstance(value, torch.Tensor) or not all(type(size) is int for size in (*value.shape, *result.shape)):
+        return False  # a number, or sizes that vary
     same = (value.dtype, value.shape, value.stride()) == (result.dtype, result.shape, result.stride())
     return same and value.dtype in (torch.float32, torch.float64)
 

@@ -69,7 +69,7 @@ class Options:
 
     Each option is as :func:`aotpack.build` takes it. ``optional`` are the methods that may fail.
     ``autocast`` has the element types of the autocasts that each method is built for, with null
-    for none.
+    for none. With ``regional`` null, layers become regions where they can.
     """
 
     methods: Sequence[str] = DEFAULT_METHODS
