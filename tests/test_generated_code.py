@@ -1,4 +1,4 @@
-"""The parts of compiled kernels that aotpack generates itself: additions into elements by index, masks as bytes, dropout, and
+"""The parts of compiled kernels that aotpack generates itself: additions by index and in place, masks as bytes, dropout, and
 sums in chunks.
 """
 
@@ -135,7 +135,7 @@ def test_sums_of_many_rows_have_each_chunk_once(threads: int, tmp_path_factory: 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        torch.testing.assert_close(loaded(x).double(), x.double().sum(0), rtol=1e-5, atol=0)
+        torch.testing.assert_close(loaded(x).double(), x.double().sum(0), rtol=2e-6, atol=0)
     finally:
         torch.set_num_threads(before)
 

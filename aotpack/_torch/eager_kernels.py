@@ -54,8 +54,11 @@ def eager_kernels_called() -> Iterator[None]:
     Their speed depends on the strides: Inductor makes images channels-last.
     """
     calls = {operator: _call(operator) for operator in (*EAGER_KERNELS, _aten.avg_pool3d_backward.default)}
-    calls |= {_aten.avg_pool2d_backward.default: _averages_backward(), _aten.im2col.default: _windows}
-    calls[_aten.max_pool2d_with_indices_backward.default] = _maxima_backward()
+    calls |= {
+        _aten.avg_pool2d_backward.default: _averages_backward(),
+        _aten.im2col.default: _windows,
+        _aten.max_pool2d_with_indices_backward.default: _maxima_backward(),
+    }
     with unruled(KEPT_WHOLE), with_items("inductor-eager-kernels", lowering, "lowerings", calls):
         yield
 
