@@ -43,6 +43,8 @@ def costly_operands_stored() -> Iterator[None]:
         mark(box, users, **how)
         if users >= _TIMES and isinstance(box.data, ir.Pointwise | ir.Reduction) and _is_costly(box.data, users):
             box.realize()
+            if isinstance(box.data, ir.ComputedBuffer):
+                vars(box.data)["_force_realize"] = True  # else what reads no memory, such as a window, is computed again
 
     with patched("inductor-costly-broadcasts", ir.StorageBox, "mark_reuse", marked):
         yield

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch._decomp import decompositions as torch_rules
 from torch._inductor import ir, lowering, virtualized
 from torch.fx import Node
 from torch.utils._sympy.functions import FloorDiv
 
-from .api.dispatch_rules import unruled
+from .api.dispatch_rules import rule_of, ruled, unruled
 from .api.patching import with_items
 
 _aten = torch.ops.aten
@@ -28,12 +29,19 @@ EAGER_KERNELS: Final = (
     _aten.col2im.default,
     _aten.grid_sampler_2d.default,
     _aten.max_pool2d_with_indices_backward.default,
+    _aten.erfinv.default,
     _aten.upsample_bicubic2d.default,
-    _aten.upsample_bicubic2d.vec,
     _aten.upsample_trilinear3d.default,
-    _aten.upsample_trilinear3d.vec,
 )
-KEPT_WHOLE: Final = (*EAGER_KERNELS, _aten.im2col.default)
+_ON_CHANNELS_LAST: Final = (
+    _aten.upsample_bilinear2d.default,
+    _aten.upsample_bilinear2d_backward.default,
+)
+"""Operators whose kernels take a fifth of the time for channels-last images, which Inductor has around convolutions, too."""
+_CHANNELS = 8
+"""The number of channels from which on that is so. With three it is not."""
+_INTERPOLATIONS: Final = ("upsample_bicubic2d", "upsample_bilinear2d", "upsample_trilinear3d")
+KEPT_WHOLE: Final = (*EAGER_KERNELS, _aten.upsample_bilinear2d.default, _aten.im2col.default)
 """Operators that are not decomposed before Inductor lowers a graph."""
 
 
@@ -42,9 +50,28 @@ def kept(*_: Any, **__: Any) -> Any:
     return NotImplemented
 
 
-def kept_above_autograd(decompositions: Mapping[Any, Any]) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def kept_above_autograd(decompositions: Mapping[Any, Any]) -> Iterator[None]:
     """Trace the operators that ``decompositions`` keep without torch's rules above autograd, too."""
-    return unruled([operator for operator, rule in decompositions.items() if rule is kept])
+    operators = {operator for operator, rule in decompositions.items() if rule is kept}
+    pairs = [(getattr(_aten, name).vec, getattr(_aten, name).default) for name in _INTERPOLATIONS]
+    rules = {composite: _sized(operator, rule_of(operator)) for composite, operator in pairs if operator in operators}
+    with unruled(operators), ruled(rules):
+        yield
+
+
+def _sized(operator: Any, of_torch: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule for an interpolation by sizes or by factors: a call of ``operator``, which takes both.
+
+    Sizes that vary follow torch's rule. torch does not know the sizes of ``operator``'s gradient then.
+    """
+
+    def rule(x: Any, sizes: Sequence[Any] | None, align_corners: bool, factors: Sequence[float] | None) -> Any:
+        sizes = torch_rules.upsample_compute_output_size(x.shape, sizes, factors)
+        vary = any(isinstance(size, torch.SymInt) for size in (*x.shape, *sizes))
+        return (of_torch if vary else operator)(x, sizes, align_corners, *(factors or ()))
+
+    return rule
 
 
 @contextlib.contextmanager
@@ -54,6 +81,7 @@ def eager_kernels_called() -> Iterator[None]:
     Their speed depends on the strides: Inductor makes images channels-last.
     """
     calls = {operator: _call(operator) for operator in (*EAGER_KERNELS, _aten.avg_pool3d_backward.default)}
+    calls |= {operator: _call_on_channels_last(operator) for operator in _ON_CHANNELS_LAST}
     calls |= {
         _aten.avg_pool2d_backward.default: _averages_backward(),
         _aten.im2col.default: _windows,
@@ -69,6 +97,20 @@ def _call(operator: Any) -> Callable[..., Any]:
     def lowered(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = lowering.constrain_to_fx_strides(virtualized.V.graph.current_node, *args, **kwargs)
         return call(*args, **kwargs)
+
+    return lowered
+
+
+def _call_on_channels_last(operator: Any) -> Callable[..., Any]:
+    """A call on channels-last images, as the result then is, if they have enough channels."""
+    in_eagers_layout = _call(operator)
+    call: Callable[..., Any] = lowering.fallback_handler(operator, add_to_fallback_set=False)
+
+    def lowered(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if virtualized.V.graph.sizevars.optimization_hint(x.get_size()[1]) < _CHANNELS:
+            return in_eagers_layout(x, *args, **kwargs)
+        dense = ir.FlexibleLayout.stride_ordered(x.get_size(), ir.NHWC_STRIDE_ORDER)  # for others the kernels copy, and are slow
+        return call(ir.ExternKernel.require_exact_strides(x, dense), *args, **kwargs)
 
     return lowered
 

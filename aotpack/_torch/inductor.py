@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -10,10 +10,10 @@ import torch._inductor.config as inductor_config
 from torch._decomp import decompositions
 from torch._inductor.decomposition import select_decomp_table
 
-from . import eager_kernels
 from .aot_autograd import Decompositions
 from .api.random_operators import RANDOM
-from .rows import KEPT
+from .eager_kernels import KEPT_WHOLE, kept
+from .inductor_rules import adapted
 
 
 def inductor_decompositions(*, exact_random: bool) -> Decompositions:
@@ -30,72 +30,19 @@ def inductor_decompositions(*, exact_random: bool) -> Decompositions:
     Eager checks values that Inductor's decompositions do not check. They are left out, or get an
     assertion. Others are left out or replaced because their code is slower than eager's kernel.
     """
-    own = {f"{name}{suffix}" for name in ("max_pool2d_with_indices", "max_pool3d_with_indices") for suffix in ("", "_backward")}
     with inductor_config.patch(fallback_random=exact_random):
-        table = select_decomp_table()
-    kept = {
-        op: rule
-        for op, rule in table.items()
-        if op.__name__.partition(".")[0] not in own and op not in KEPT and not (exact_random and _draws_other_numbers(op))
+        rules = adapted(select_decomp_table())
+    table = {
+        op: _asserting(_ASSERTED[op], rule) if op in _ASSERTED else rule
+        for op, rule in rules.items()
+        if op.__name__.partition(".")[0] not in _POOLS and not (exact_random and _draws_other_numbers(op))
     }
-    kept |= {op: _asserting(_ASSERTED[op], rule) for op, rule in kept.items() if op in _ASSERTED}
-    kept |= {**dict.fromkeys(eager_kernels.KEPT_WHOLE, eager_kernels.kept), **_OWN}
-    return kept if exact_random else {**kept, torch.ops.aten.native_dropout.default: _dropout_by_vectors}
+    table |= dict.fromkeys(KEPT_WHOLE, kept)
+    return table if exact_random else {**table, torch.ops.aten.native_dropout.default: _dropout_by_vectors}
 
 
-def _eye(
-    rows: Any,
-    columns: Any,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: torch.layout | None = None,
-    device: Any = None,
-    pin_memory: bool | None = None,
-) -> Any:
-    """``eye`` by comparing ``int32``. torch compares ``uint16`` from 256 rows on, for which Inductor has no vectors."""
-    if layout not in (None, torch.strided) or pin_memory:
-        return NotImplemented
-    short = all(isinstance(count, int) and count < 2**31 for count in (rows, columns))
-    numbers = torch.int32 if short else torch.int64
-    row, column = (torch.arange(count, dtype=numbers, device=device) for count in (rows, columns))
-    return (row[:, None] == column).to(dtype or torch.get_default_dtype())
-
-
-def _affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool) -> torch.Tensor:
-    """``affine_grid`` as a product of matrices, as in eager. torch's rule multiplies and sums two lanes of a vector."""
-    batch, _, *sides = size
-    grid = _BASE_GRIDS[len(sides)](theta, *sides, align_corners=align_corners).reshape(-1, len(sides) + 1)
-    return torch.bmm(grid.expand(batch, *grid.shape), theta.mT).view(batch, *sides, len(sides))
-
-
-def _trilinear(
-    one: torch.Tensor,
-    two: torch.Tensor,
-    three: torch.Tensor,
-    expand_one: Sequence[int],
-    expand_two: Sequence[int],
-    expand_three: Sequence[int],
-    summed: Sequence[int],
-    unroll_dim: int = 1,
-) -> torch.Tensor:
-    """``bilinear`` and its gradients as two products of matrices; eager's kernel makes one for each output feature."""
-    dims = range(one.dim() + len(expand_one))
-    first, second, third = ([dim for dim in dims if dim not in own] for own in (expand_one, expand_two, expand_three))
-    result = [dim for dim in dims if dim not in summed]
-    pair = [dim for dim in dims if dim in (*first, *second) and dim in (*third, *result)]
-    return torch.einsum(torch.einsum(one, first, two, second, pair), pair, three, third, result)
-
-
-_BASE_GRIDS: Mapping[int, Callable[..., torch.Tensor]] = {
-    2: decompositions._make_base_grid_4d,
-    3: decompositions._make_base_grid_5d,
-}
-_OWN: Decompositions = {
-    torch.ops.aten.eye.default: lambda rows, **how: _eye(rows, rows, **how),
-    torch.ops.aten.eye.m: _eye,
-    torch.ops.aten.affine_grid_generator.default: _affine_grid,
-    torch.ops.aten._trilinear.default: _trilinear,
-}
+_POOLS = {f"{name}{suffix}" for name in ("max_pool2d_with_indices", "max_pool3d_with_indices") for suffix in ("", "_backward")}
+"""Operators whose rules are left out, because the rules make operators of Inductor's own."""
 
 
 class _Check(NamedTuple):

@@ -21,6 +21,18 @@ from .fixes.inductor.results import buffer_of
 
 _CONVOLUTION: Final = torch.ops.aten.convolution.default
 _CONVOLUTION_BACKWARD: Final = torch.ops.aten.convolution_backward.default
+_PRODUCTS: Final = {_CONVOLUTION, *(getattr(torch.ops.aten, name).default for name in ("addmm", "baddbmm", "bmm", "mm"))}
+_REDUCTIONS: Final = {
+    torch.ops.aten.amax.default,
+    torch.ops.aten.amin.default,
+    torch.ops.aten.mean.dim,
+    torch.ops.aten.sum.dim_IntList,
+    torch.ops.aten.var_mean.correction,
+}
+_LANES: Final = 16
+"""Numbers in a vector of the widest instruction set."""
+_LOOPS: Final = 4
+"""Loops over what follows a convolution, in the forward and the backward: two each for a norm or a softmax."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +168,9 @@ def contiguous_convolutions(nodes: Iterable[Node], hint: Callable[[Any], int]) -
     channels-last, and its gradient too, element by element. Otherwise oneDNN reorders the input and
     the output, which takes half as long for an element. So the weights count against the inputs and
     outputs. A kernel of one element has the same memory in both layouts.
+
+    Where some dimensions of an output are reduced, loops over channels-last images have vectors of channels. A few
+    channels, or one more than a vector has, leave lanes idle, in each loop of the forward and the backward.
     """
 
     def elements(tensor: torch.Tensor) -> int:
@@ -164,12 +179,37 @@ def contiguous_convolutions(nodes: Iterable[Node], hint: Callable[[Any], int]) -
     def gain(convolution: Node) -> int:
         image, weight = (part.meta["val"] for part in cast("tuple[Node, Node]", convolution.args[:2]))
         converted = elements(weight) if any(side != 1 for side in weight.shape[2:]) else 0
-        return 2 * converted - elements(image) - elements(convolution.meta["val"])
+        output = convolution.meta["val"]
+        channels = hint(_expression(output.shape[1]))
+        idle = -channels % _LANES * (elements(output) // max(channels, 1)) if _is_reduced(convolution) else 0
+        return 2 * converted + _LOOPS * idle - elements(image) - elements(output)
 
     found = [node for node in nodes if node.target is _CONVOLUTION and node.meta["val"].dim() == 4]
     gains = list(accumulate(map(gain, reversed(found))))  # of the last convolution, of the last two, ...
     best = max(gains, default=0)
     return found[-1 - gains.index(best) :] if best > 0 else []
+
+
+def _is_reduced(convolution: Node) -> bool:
+    """Whether some dimensions of what follows a convolution, before the next product or convolution, are reduced."""
+    following, seen = [convolution], {convolution}
+    while following:
+        node = following.pop()
+        if node.target in _REDUCTIONS and 0 < len(_dims(node.args[1])) < _value(node.args[0]).dim():
+            return True
+        fresh = [user for user in node.users if user not in seen and user.target not in _PRODUCTS and user.op == "call_function"]
+        seen.update(fresh)
+        following += fresh
+    return False
+
+
+def _dims(given: Any) -> Sequence[int]:
+    return given or ()
+
+
+def _value(node: Any) -> torch.Tensor:
+    value: torch.Tensor = node.meta["val"]
+    return value
 
 
 def nodes_for_channels_last(nodes: Iterable[Node], contiguous: Collection[Node]) -> set[Node]:
@@ -225,5 +265,7 @@ def _gradient_order(node: Node) -> list[int] | None:
         return None
     sizes, steps = ([hint_of(each) for each in found] for found in (image.shape, image.stride()))
     ties = [0 if size == 1 else step for size, step in zip(sizes, steps, strict=True)]
+    if sizes[0] == 1:
+        ties[0] = prod(sizes)  # a batch of one stays the outermost dimension
     strides = [(hint_of(step), tie) for step, tie in zip(like.stride(), ties, strict=True)]
     return list(ir.get_stride_order(cast("Any", strides)))

@@ -44,6 +44,7 @@ from .parallel_loops import loops_worth_their_threads
 from .rows import as_indexing, refuse_negative_rows
 from .scatters import plain_additions
 from .second_trace import without_second_trace
+from .spectra import real_gradients_of_spectra
 from .toolchain import Library, LoweringError, Sources, send_failure, send_sources, tool_chain
 
 
@@ -237,6 +238,7 @@ class _Lowering:
 
     def _compile_inner(self, module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         """Compile the graph that Inductor made of ours; its free outputs are no results."""
+        real_gradients_of_spectra(module)
         fix_graph("inductor", module)
         as_indexing(module)
         added_in_place(module)

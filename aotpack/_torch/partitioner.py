@@ -5,19 +5,26 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch._functorch._aot_autograd.graph_compile import run_joint_graph_passes_on_hops
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._higher_order_ops.base_hop import BaseHOP
 from torch._higher_order_ops.utils import get_dummy_aot_autograd_config
+from torch.utils.checkpoint import CheckpointPolicy
 
 from .aot_autograd import Joint
 from .api.graph_modules import lazy_graph_modules
 from .fixes.applying import apply_fixes, fix_graph
 from .memory_budget import within_budget
 from .rows import recompute_rows
+
+_aten = torch.ops.aten
+_COSTLY_COMPLEX: Final = {
+    getattr(_aten, name).default
+    for name in ("abs", "angle", "cos", "cosh", "exp", "log", "reciprocal", "sgn", "sin", "sinh", "sqrt", "tan", "tanh")
+}
 
 Split = Callable[..., tuple[torch.fx.GraphModule, torch.fx.GraphModule]]
 """A partitioner: takes the joint graph, its inputs or null, and ``num_fwd_outputs``; returns
@@ -43,9 +50,21 @@ def partition(
     with within_budget(memory_budget), fixes, recompute_rows(), joint.fake_mode, lazy_graph_modules():
         split: Split = default_partition if partitioner == "default" else min_cut_rematerialization_partition
         prepare(joint.graph_module, split)
+        if split is min_cut_rematerialization_partition:
+            _save_costly_complex(joint.graph_module)
         fix_graph("partitioner", joint.graph_module)
         keyword = {"num_fwd_outputs": joint.num_forward_outputs + added, "static_lifetime_input_indices": static}
         return split(joint.graph_module, None, **keyword)
+
+
+def _save_costly_complex(module: torch.fx.GraphModule) -> None:
+    """Let the backward read what costly functions of complex numbers returned, not compute it again.
+
+    The partitioner assumes that loops contain them, which would make that cheap. But Inductor calls their kernels.
+    """
+    for node in module.graph.nodes:
+        if node.target in _COSTLY_COMPLEX and node.args[0].meta["val"].is_complex():
+            node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
 
 
 def is_plain_call(target: Any) -> bool:

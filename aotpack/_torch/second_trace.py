@@ -24,10 +24,7 @@ from .api.counting import reached
 from .api.fake_tensors import fake_mode_of
 from .api.graph_modules import lazy_graph_module
 from .api.patching import Replacing, hooked
-from .eager_kernels import KEPT_WHOLE
-from .rows import KEPT
-
-Decompositions = Mapping[Any, Callable[..., Any]]
+from .inductor_rules import Rules, adapted
 
 
 class _Signature(NamedTuple):
@@ -48,10 +45,9 @@ def without_second_trace(relaid: Collection[int]) -> Replacing:
     """
     trace: Callable[..., tuple[GraphModule, Any]] = compile_fx.aot_export_module  # type: ignore[assignment,attr-defined]
 
-    def export(module: GraphModule, inputs: Any, *, decompositions: Decompositions, **options: Any) -> tuple[GraphModule, Any]:
+    def export(module: GraphModule, inputs: Any, *, decompositions: Rules, **options: Any) -> tuple[GraphModule, Any]:
         reached("inductor-second-trace")
-        stay = {*KEPT, *KEPT_WHOLE}
-        decompositions = {operator: rule for operator, rule in decompositions.items() if operator not in stay}
+        decompositions = adapted(decompositions)
         copy = copied(module, decompositions, relaid) if can_be_copied(module) else None
         if copy is None:
             return trace(module, inputs, decompositions=decompositions, **options)
@@ -87,7 +83,7 @@ def _is_constant_size(value: Any) -> bool:
     return value is None or (isinstance(value, FakeTensor) and all(type(x) is int for x in (*value.shape, *value.stride())))
 
 
-def copied(module: GraphModule, decompositions: Decompositions, relaid: Collection[int] = ()) -> GraphModule | None:
+def copied(module: GraphModule, decompositions: Rules, relaid: Collection[int] = ()) -> GraphModule | None:
     """Return the graph that a trace of ``module`` with ``decompositions`` would give.
 
     ``module`` is one that :func:`can_be_copied`; ``relaid`` as in :func:`without_second_trace`. None if an operator
@@ -115,7 +111,7 @@ class _Copy:
     strides differ from those of the nodes they stand for.
     """
 
-    def __init__(self, decompositions: Decompositions) -> None:
+    def __init__(self, decompositions: Rules) -> None:
         self.graph = Graph()
         self._decompositions = decompositions
         self._known: dict[Node, Any] = {}

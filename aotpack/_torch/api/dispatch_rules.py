@@ -15,6 +15,12 @@ Rule = Callable[..., Any]
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 
 
+def rule_of(operator: Any) -> Rule:
+    """torch's rule for an operator, which is its fake kernel, too."""
+    rule: Rule = operator.py_kernels[DispatchKey.Meta]
+    return rule
+
+
 @contextlib.contextmanager
 def ruled(rules: Mapping[Any, Rule]) -> Iterator[None]:
     """Trace operators by these rules instead of torch's own, which are in the operators' Python

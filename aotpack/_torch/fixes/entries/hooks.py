@@ -292,7 +292,10 @@ HOOKS = (
         patches=(
             "torch._inductor.lowering.lowerings[aten.avg_pool2d_backward.default]",
             "torch._inductor.lowering.lowerings[aten.avg_pool3d_backward.default]",
+            "torch._inductor.lowering.lowerings[aten.erfinv.default]",
             "torch._inductor.lowering.lowerings[aten.max_pool2d_with_indices_backward.default]",
+            "torch.ops.aten.upsample_bilinear2d.default",
+            "torch.ops.aten.upsample_bilinear2d.vec",
             "torch.ops.aten.upsample_bicubic2d.default",
             "torch.ops.aten.upsample_bicubic2d.vec",
             "torch.ops.aten.upsample_trilinear3d.default",

@@ -1,4 +1,4 @@
-"""Networks whose time is in resampling, pooling of volumes, and sums over many rows."""
+"""Networks whose time is in resampling, Fourier transforms, pooling of volumes, and sums over many rows."""
 
 from __future__ import annotations
 
@@ -78,3 +78,66 @@ class Scorer(nn.Module):
 
 def scorer() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Scorer(), (torch.randn(4096, 24), torch.randn(4096, 20))
+
+
+class Segmentation(nn.Module):
+    """Pools a picture's features to several sizes, and interpolates them and the classes back (PSPNet)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(3, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.ReLU()
+        )
+        self.reduced = nn.ModuleList(nn.Conv2d(32, 8, 1) for _ in range(4))
+        self.classes = nn.Conv2d(64, 21, 1)
+
+    def forward(self, pictures: Tensor, labels: Tensor) -> Tensor:
+        found = self.features(pictures)
+        pooled = [layer(F.adaptive_avg_pool2d(found, side)) for side, layer in zip((1, 2, 3, 6), self.reduced, strict=True)]
+        parts = [F.interpolate(part, size=found.shape[2:], mode="bilinear") for part in pooled]
+        scores = self.classes(torch.cat([found, *parts], 1))
+        return F.cross_entropy(F.interpolate(scores, scale_factor=4.0, mode="bilinear"), labels)
+
+
+def segmentation() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Segmentation(), (torch.randn(2, 3, 96, 96), torch.randint(21, (2, 96, 96)))
+
+
+class Keypoints(nn.Module):
+    """The places of 17 joints, as means over their maps of probability (soft argmax)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU())
+        self.maps = nn.Conv2d(32, 17, 1)
+
+    def forward(self, pictures: Tensor, joints: Tensor) -> Tensor:
+        maps = self.maps(self.features(pictures))
+        shares = maps.flatten(2).softmax(-1).view_as(maps)
+        rows, columns = (torch.linspace(-1, 1, side) for side in maps.shape[2:])
+        found = torch.stack([(shares.sum(3) * rows).sum(2), (shares.sum(2) * columns).sum(2)], -1)
+        return F.mse_loss(found, joints)
+
+
+def keypoints() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Keypoints(), (torch.randn(8, 3, 64, 64), torch.rand(8, 17, 2))
+
+
+class Spectrograms(nn.Module):
+    """A filter for sound, trained on the magnitudes of its spectra with two lengths of frames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Sequential(nn.Conv1d(1, 8, 9, padding=4), nn.Tanh(), nn.Conv1d(8, 1, 9, padding=4))
+
+    def forward(self, sounds: Tensor, clean: Tensor) -> Tensor:
+        found, loss = self.filter(sounds[:, None])[:, 0], torch.zeros(())
+        for length in (128, 512):
+            window = torch.hann_window(length)
+            spectra = [torch.stft(each, length, length // 4, window=window, return_complex=True) for each in (found, clean)]
+            loss = loss + F.l1_loss(*(spectrum.abs().log1p() for spectrum in spectra))
+        return loss
+
+
+def spectrograms() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Spectrograms(), (torch.randn(8, 8000), torch.randn(8, 8000))

@@ -1,0 +1,84 @@
+"""Rules for Inductor that differ from its own: it decomposes operators as these say, or not at all.
+
+Both the trace of a model and AOTInductor's trace of a bundle's graph follow them. The rules here make
+faster code. Others, which correct torch, are among the fixes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._decomp import decompositions
+
+from . import eager_kernels, rows
+
+Rules = Mapping[Any, Callable[..., Any]]
+
+
+def adapted(table: Rules) -> Rules:
+    """Inductor's rules without those of operators that Inductor must see whole, and with ours."""
+    whole = {*rows.KEPT, *eager_kernels.KEPT_WHOLE}
+    return {operator: rule for operator, rule in table.items() if operator not in whole} | dict(_OWN)
+
+
+def _eye(
+    rows: Any,
+    columns: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: Any = None,
+    pin_memory: bool | None = None,
+) -> Any:
+    """``eye`` by comparing ``int32``. torch compares ``uint16`` from 256 rows on, for which Inductor has no vectors."""
+    if layout not in (None, torch.strided) or pin_memory:
+        return NotImplemented
+    short = all(isinstance(count, int) and count < 2**31 for count in (rows, columns))
+    numbers = torch.int32 if short else torch.int64
+    row, column = (torch.arange(count, dtype=numbers, device=device) for count in (rows, columns))
+    return (row[:, None] == column).to(dtype or torch.get_default_dtype())
+
+
+def _affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool) -> torch.Tensor:
+    """``affine_grid`` as a product of matrices, as in eager. torch's rule multiplies and sums two lanes of a vector."""
+    batch, _, *sides = size
+    grid = _BASE_GRIDS[len(sides)](theta, *sides, align_corners=align_corners).reshape(-1, len(sides) + 1)
+    return torch.bmm(grid.expand(batch, *grid.shape), theta.mT).view(batch, *sides, len(sides))
+
+
+def _sgn(x: torch.Tensor) -> torch.Tensor:
+    """``sgn``. Of complex numbers it is one call: torch's rule makes seven, with ``abs`` again, in the gradient of ``abs``."""
+    return NotImplemented if x.is_complex() else torch.sign(x)
+
+
+def _trilinear(
+    one: torch.Tensor,
+    two: torch.Tensor,
+    three: torch.Tensor,
+    expand_one: Sequence[int],
+    expand_two: Sequence[int],
+    expand_three: Sequence[int],
+    summed: Sequence[int],
+    unroll_dim: int = 1,
+) -> torch.Tensor:
+    """``bilinear`` and its gradients as two products of matrices; eager's kernel makes one for each output feature."""
+    dims = range(one.dim() + len(expand_one))
+    first, second, third = ([dim for dim in dims if dim not in own] for own in (expand_one, expand_two, expand_three))
+    result = [dim for dim in dims if dim not in summed]
+    pair = [dim for dim in dims if dim in (*first, *second) and dim in (*third, *result)]
+    return torch.einsum(torch.einsum(one, first, two, second, pair), pair, three, third, result)
+
+
+_BASE_GRIDS: Mapping[int, Callable[..., torch.Tensor]] = {
+    2: decompositions._make_base_grid_4d,
+    3: decompositions._make_base_grid_5d,
+}
+_OWN: Rules = {
+    torch.ops.aten.eye.default: lambda rows, **how: _eye(rows, rows, **how),
+    torch.ops.aten.eye.m: _eye,
+    torch.ops.aten.affine_grid_generator.default: _affine_grid,
+    torch.ops.aten._trilinear.default: _trilinear,
+    torch.ops.aten.sgn.default: _sgn,
+}

@@ -1,0 +1,87 @@
+"""Compiled code of networks with Fourier transforms and complex numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch_fixes.lowering import sources_of
+
+import aotpack
+
+_RANDOM = torch.Generator().manual_seed(0)
+_MASKS = torch.randn(4, 5, generator=_RANDOM, dtype=torch.complex64)
+CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "even": (lambda x: torch.fft.rfft(x.tanh()).abs(), (3, 8)),
+    "odd": (lambda x: torch.fft.rfft(x.tanh(), norm="ortho").abs(), (3, 9)),
+    "one frequency": (lambda x: torch.fft.rfft(x.tanh(), n=1).abs(), (3, 9)),
+    "two frequencies": (lambda x: torch.fft.rfft(x.tanh(), n=2, norm="forward").real, (3, 9)),
+    "padded": (lambda x: torch.fft.rfft(x.tanh(), n=13).imag, (3, 8)),
+    "inner dimension": (lambda x: torch.fft.rfft(x.tanh(), dim=1).abs(), (3, 8, 2)),
+    "images": (lambda x: torch.fft.rfft2(x.tanh(), norm="ortho").abs(), (2, 6, 8)),
+    "images, rows last": (lambda x: torch.fft.rfftn(x.tanh(), dim=(2, 1)).abs(), (2, 7, 6)),
+    "volumes": (lambda x: torch.fft.rfftn(x.tanh()).angle().cos(), (4, 3, 6)),
+    "frames": (lambda x: torch.stft(x.tanh(), 16, 4, window=torch.hann_window(16), return_complex=True).abs().log1p(), (2, 64)),
+    "filtered": (lambda x: torch.fft.irfft2(torch.fft.rfft2(x.tanh()) * _MASKS, s=(4, 8)), (2, 4, 8)),
+    "conjugated": (lambda x: torch.fft.ihfft(x.tanh()).abs(), (3, 8)),
+    "whole": (lambda x: torch.fft.fft(x.tanh()).abs(), (3, 8)),
+    "both parts": (lambda x: torch.view_as_real(torch.fft.ifft(torch.fft.rfft(x.tanh()), 8)), (3, 8)),
+    "doubles": (lambda x: torch.fft.rfft(x.double().tanh()).abs(), (3, 10)),
+}
+
+
+@pytest.mark.parametrize("vary", [False, True])
+def test_spectra_have_eagers_values_and_gradients(vary: bool, tmp_path: Path) -> None:
+    """Also where the first dimension, which only "volumes" transforms, varies."""
+    cases = {name: case for name, case in CASES.items() if not vary or name != "volumes"}
+    given, example = (
+        {name: torch.randn(size[0] + more, *size[1:], generator=_RANDOM).requires_grad_() for name, (_, size) in cases.items()}
+        for more in (0, vary)
+    )
+
+    def spectra(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: cases[name][0](x) for name, x in given.items()}
+
+    sizes = ({name: {0: torch.export.Dim.AUTO} for name in cases},) if vary else None
+    aotpack.build(spectra, (example,), out=tmp_path / "m", methods=("train",), targets=("cpu",), dynamic_shapes=sizes)
+    found, expected = aotpack.load(tmp_path / "m", backend="cpu")(given), spectra(given)
+    torch.testing.assert_close(found, expected)
+    weights = {name: torch.randn(result.shape, generator=_RANDOM).to(result) for name, result in expected.items()}
+    losses = [torch.stack([(results[name] * weights[name]).sum() for name in results]).sum() for results in (found, expected)]
+    torch.testing.assert_close(*(torch.autograd.grad(loss, list(given.values())) for loss in losses))
+
+
+def _sources(function: Callable[[Tensor], Tensor], size: tuple[int, ...], folder: Path) -> list[str]:
+    return sources_of(function, (torch.randn(size, generator=_RANDOM).requires_grad_(),), folder)
+
+
+@pytest.mark.parametrize("name", ["even", "odd", "inner dimension", "images", "frames", "doubles"])
+def test_gradients_of_real_transforms_are_real_transforms(name: str, tmp_path: Path) -> None:
+    function, size = CASES[name]
+    _, backward = _sources(lambda x: function(x).square().sum(), size, tmp_path)
+    assert "_fft_c2r" in backward
+    assert "slice_scatter" not in backward
+
+
+def test_magnitudes_of_complex_numbers_are_computed_once(tmp_path: Path) -> None:
+    """Their gradient is one call of ``sgn``. torch's rule divides by the magnitude, computed again."""
+    forward, backward = _sources(lambda x: torch.view_as_complex(x).abs().square().sum(), (50, 2), tmp_path)
+    assert forward.count("aoti_torch_cpu_abs(") == 1
+    assert "abs(" not in backward
+    assert "aten.sgn" in backward
+
+
+def test_windows_of_frames_are_computed_once(tmp_path: Path) -> None:
+    """Each frame reads the window, whose cosines no loop over frames computes."""
+
+    def frames(x: Tensor) -> Tensor:
+        return (x.unfold(1, 64, 16) * torch.hann_window(64)).square().sum()
+
+    for code in _sources(frames, (8, 4096), tmp_path):
+        before, *after = code.split(".cos()")
+        assert after
+        assert "<static_cast<int64_t>(65L)" in re.findall(r"for\(.*", before)[-1]  # a loop over the window and one element
