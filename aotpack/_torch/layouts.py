@@ -195,7 +195,7 @@ def _is_reduced(convolution: Node) -> bool:
     following, seen = [convolution], {convolution}
     while following:
         node = following.pop()
-        if node.target in _REDUCTIONS and 0 < len(_dims(node.args[1])) < _value(node.args[0]).dim():
+        if node.target in _REDUCTIONS and 0 < len(_dims(node)) < _value(node.args[0]).dim():
             return True
         fresh = [user for user in node.users if user not in seen and user.target not in _PRODUCTS and user.op == "call_function"]
         seen.update(fresh)
@@ -203,8 +203,10 @@ def _is_reduced(convolution: Node) -> bool:
     return False
 
 
-def _dims(given: Any) -> Sequence[int]:
-    return given or ()
+def _dims(reduction: Node) -> Sequence[int]:
+    """The dimensions that are reduced; none for all."""
+    _, dims, *_ = cast("Any", (*reduction.args, None))
+    return dims or ()
 
 
 def _value(node: Any) -> torch.Tensor:

@@ -1,0 +1,80 @@
+"""Layouts of images around convolutions in compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+import aotpack
+from aotpack._torch.layouts import contiguous_convolutions
+
+Function = Callable[[Tensor], Tensor]
+
+
+def _softmax(x: Tensor) -> Tensor:
+    shares = (x - x.amax((2, 3), keepdim=True)).exp()
+    return shares / shares.sum((2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("channels", "following", "contiguous"),
+    [
+        (17, _softmax, True),
+        (3, lambda x: torch.var_mean(x, (0, 2, 3))[0], True),
+        (5, lambda x: x.flatten(2).tanh().mean(2), True),
+        (16, _softmax, False),  # each lane of a vector has a channel
+        (30, _softmax, False),  # most have one
+        (17, torch.relu, False),  # such a loop has vectors of neighbours in any layout
+        (17, torch.amax, False),
+        (17, lambda x: torch.var_mean(x)[0], False),
+        (17, lambda x: functional.conv2d(x, torch.ones(16, 17, 1, 1)).relu(), False),
+    ],
+)
+def test_convolutions_to_few_channels_before_a_reduction_stay_contiguous(
+    channels: int, following: Function, contiguous: bool
+) -> None:
+    weight = torch.randn(channels, 32, 1, 1)
+    graph = make_fx(lambda x: following(functional.conv2d(x, weight)), tracing_mode="fake", _allow_non_fake_inputs=True)(
+        torch.randn(2, 32, 8, 8)
+    ).graph
+    found = [node.meta["val"].shape[1] for node in contiguous_convolutions(graph.nodes, int)]
+    assert found == ([channels] if contiguous else [])
+
+
+class Heads(nn.Module):
+    """Heads of few channels, and weights for each sample, which are groups over a batch of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.joints = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 17, 1)
+        self.picture, self.norm = nn.Conv2d(32, 3, 3, padding=1), nn.InstanceNorm2d(3, affine=True)
+        self.weights = nn.Parameter(torch.randn(4 * 8, 32, 1, 1))
+
+    def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        found = self.features(pictures).relu()
+        own = functional.conv2d(found.reshape(1, 4 * 32, *found.shape[2:]), self.weights, groups=4)
+        return self.joints(found).flatten(2).softmax(-1), self.norm(self.picture(found)).tanh(), own.view(4, 8, -1).mean(2)
+
+
+def test_heads_have_eagers_values_and_gradients(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, pictures = Heads(), torch.randn(4, 3, 10, 12, requires_grad=True)
+    aotpack.build(model, (pictures,), out=tmp_path / "m", targets=("cpu",), methods=("train",))
+    loaded = aotpack.load(tmp_path / "m", backend="cpu", check="full")
+    expected, found = model(pictures), loaded(pictures)
+    torch.testing.assert_close(found, expected)
+    weights = [torch.randn_like(each) for each in expected]
+    torch.testing.assert_close(
+        *(
+            torch.autograd.grad(results, [pictures, *each.parameters()], weights)
+            for each, results in ((loaded, found), (model, expected))
+        ),
+        rtol=1e-4,
+        atol=1e-4,  # other kernels add in another order
+    )
