@@ -5,7 +5,8 @@ loop over each window. A step of a network with trilinear interpolation took 1.5
 gradient of ``avg_pool3d`` took 31 ms where eager's kernel takes 0.6. That of ``avg_pool2d`` with windows
 of 5 by 5 at each element takes three times as long as eager's kernel; windows that do not overlap take half as
 long. The gradient of ``max_pool2d`` is an addition by index, which takes twice as long for channels-last images.
-``fold`` is one, too. ``unfold`` is generated, but by a shorter rule than torch's.
+``fold`` is one, too. ``unfold`` is generated, but by a shorter rule than torch's. ``erfinv`` has no vectors in
+generated code.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _aten = torch.ops.aten
 _VIEWS: Final = (_aten.permute.default, _aten.reshape.default, _aten.squeeze.dim, _aten.unsqueeze.default, _aten.view.default)
 EAGER_KERNELS: Final = (
     _aten.col2im.default,
+    _aten.erfinv.default,
     _aten.grid_sampler_2d.default,
     _aten.max_pool2d_with_indices_backward.default,
-    _aten.erfinv.default,
     _aten.upsample_bicubic2d.default,
     _aten.upsample_trilinear3d.default,
 )
@@ -38,7 +39,7 @@ _ON_CHANNELS_LAST: Final = (
     _aten.upsample_bilinear2d_backward.default,
 )
 """Operators whose kernels take a fifth of the time for channels-last images, which Inductor has around convolutions, too."""
-_CHANNELS = 8
+_CHANNELS: Final = 8
 """The number of channels from which on that is so. With three it is not."""
 _INTERPOLATIONS: Final = ("upsample_bicubic2d", "upsample_bilinear2d", "upsample_trilinear3d")
 KEPT_WHOLE: Final = (*EAGER_KERNELS, _aten.upsample_bilinear2d.default, _aten.im2col.default)
@@ -76,9 +77,9 @@ def _sized(operator: Any, of_torch: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def eager_kernels_called() -> Iterator[None]:
-    """Let compiled code call eager's kernels, on arguments with eager's strides.
+    """Let compiled code call eager's kernels, on arguments with the strides for which they are fast.
 
-    Their speed depends on the strides: Inductor makes images channels-last.
+    Most are fast for eager's. Inductor makes images channels-last.
     """
     calls = {operator: _call(operator) for operator in (*EAGER_KERNELS, _aten.avg_pool3d_backward.default)}
     calls |= {operator: _call_on_channels_last(operator) for operator in _ON_CHANNELS_LAST}

@@ -62,10 +62,12 @@ def _half_spectrum(real: Node) -> _HalfSpectrum | None:
     scattered = None if forward else _read_once(padded, _aten.slice_scatter.default)
     if scattered is None:
         return None
-    zeros, source, along, start, end, *step = (*_arguments(scattered), 1)
+    given = _arguments(scattered)
+    defaults: tuple[Any, ...] = (0, None, None, 1)
+    zeros, source, along, start, end, step = given + defaults[len(given) - 2 :]
     copied = _read_once(source, _aten.copy.default)
     length = _value(scattered).shape[along]
-    if copied is None or not _is_zero(zeros) or step[0] != 1 or along != dims[-1] or type(length) is not int:
+    if copied is None or not _is_zero(zeros) or step != 1 or along != dims[-1] or type(length) is not int:
         return None
     half = _arguments(copied)[1]
     if (
