@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.format.events import event_name
 
+from .api.graph_modules import graph_modules_in
 from .api.patching import hooked
 
 _ORIGINS = "aotpack_origins"
@@ -144,7 +145,7 @@ def _called(kernel: Any) -> list[Node]:
 
 
 def _graphs(module: GraphModule) -> list[torch.fx.Graph]:
-    return [part.graph for part in module.modules() if isinstance(part, GraphModule)]
+    return [part.graph for part in graph_modules_in(module)]
 
 
 def _literal(text: str) -> str:

@@ -14,7 +14,8 @@ from typing import Any, cast
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from .api.nodes import without_views
+from .api.graph_modules import graph_modules_in
+from .api.nodes import value_of, without_views
 
 _aten = torch.ops.aten
 _MASKED = _aten._unsafe_masked_index_put_accumulate.default
@@ -26,9 +27,7 @@ def added_in_place(module: GraphModule) -> None:
     Inductor makes them in place. Terms are added in another order, so this is for ``float32`` and
     ``float64`` only.
     """
-    for part in module.modules():
-        if not isinstance(part, GraphModule):
-            continue
+    for part in graph_modules_in(module):
         changed = False
         for node in part.graph.find_nodes(op="call_function", target=_aten.add.Tensor):
             changed = _add_in_place(part.graph, node) or changed
@@ -60,7 +59,7 @@ def _is_own(x: Any, node: Node) -> bool:
     """Whether ``x`` is computed only for the sum ``node``, and has its layout, whose sizes are fixed."""
     if not isinstance(x, Node) or x.op != "call_function" or len(x.users) != 1 or without_views(x) is not x:
         return False
-    value, result = x.meta["val"], _value(node)
+    value, result = x.meta["val"], value_of(node)
     if not isinstance(value, torch.Tensor) or not all(type(size) is int for size in (*value.shape, *result.shape)):
         return False  # a number, or sizes that vary
     same = (value.dtype, value.shape, value.stride()) == (result.dtype, result.shape, result.stride())
@@ -82,7 +81,7 @@ def _without_mask(graph: Graph, x: Node, mask: Node, indices: list[Node | None],
 
     Where the mask is not set 0 is added, at the nearest index that there is.
     """
-    value = _value(values)
+    value = value_of(values)
 
     def added(target: Any, *args: Any, like: torch.Tensor, **kwargs: Any) -> Node:
         made = graph.call_function(target, args, kwargs)
@@ -90,15 +89,10 @@ def _without_mask(graph: Graph, x: Node, mask: Node, indices: list[Node | None],
         return made
 
     def clamped(index: Node, size: Any) -> Node:
-        like = _value(index)
+        like = value_of(index)
         return added(_aten.clamp_max.default, added(_aten.clamp_min.default, index, -size, like=like), size - 1, like=like)
 
-    sizes = _value(x).shape
+    sizes = value_of(x).shape
     zero = added(_aten.full.default, [], 0, dtype=value.dtype, device=value.device, like=value.new_zeros(()))
     chosen = [None if index is None else clamped(index, size) for index, size in zip(indices, sizes, strict=False)]
     return chosen, added(_aten.where.self, mask, values, zero, like=value), True
-
-
-def _value(node: Node) -> torch.Tensor:
-    value: torch.Tensor = node.meta["val"]
-    return value

@@ -15,7 +15,7 @@ from torch._inductor import ir, lowering, virtualized
 from torch.fx import Node
 
 from .api.fake_tensors import hint_of
-from .api.nodes import without_views
+from .api.nodes import value_of, without_views
 from .api.patching import with_items
 from .fixes.inductor.results import buffer_of
 
@@ -195,7 +195,7 @@ def _is_reduced(convolution: Node) -> bool:
     following, seen = [convolution], {convolution}
     while following:
         node = following.pop()
-        if node.target in _REDUCTIONS and 0 < len(_dims(node)) < _value(node.args[0]).dim():
+        if node.target in _REDUCTIONS and 0 < len(_dims(node)) < value_of(node.args[0]).dim():
             return True
         fresh = [user for user in node.users if user not in seen and user.target not in _PRODUCTS and user.op == "call_function"]
         seen.update(fresh)
@@ -207,11 +207,6 @@ def _dims(reduction: Node) -> Sequence[int]:
     """The dimensions that are reduced; none for all."""
     _, dims, *_ = cast("Any", (*reduction.args, None))
     return dims or ()
-
-
-def _value(node: Any) -> torch.Tensor:
-    value: torch.Tensor = node.meta["val"]
-    return value
 
 
 def nodes_for_channels_last(nodes: Iterable[Node], contiguous: Collection[Node]) -> set[Node]:

@@ -16,6 +16,8 @@ from torch._functorch import partitioners
 from torch._inductor import lowering, virtualized
 from torch.fx import Graph, GraphModule, Node
 
+from .api.graph_modules import graph_modules_in
+from .api.nodes import value_of
 from .api.patching import hooked
 
 _aten = torch.ops.aten
@@ -32,13 +34,12 @@ def operator_of(node: Node) -> Any:
 
 def as_indexing(module: GraphModule) -> None:
     """Replace the operators by indexing that takes no negative index."""
-    for part in module.modules():
-        if isinstance(part, GraphModule):
-            found = [node for operator in ROWS for node in part.graph.find_nodes(op="call_function", target=operator)]
-            for node in filter(_can_be_indexing, found):
-                _index(part.graph, node if _value(node.args[0]).ndim else _on_a_vector(part.graph, node))
-            if found:
-                part.recompile()
+    for part in graph_modules_in(module):
+        found = [node for operator in ROWS for node in part.graph.find_nodes(op="call_function", target=operator)]
+        for node in filter(_can_be_indexing, found):
+            _index(part.graph, node if value_of(node.args[0]).ndim else _on_a_vector(part.graph, node))
+        if found:
+            part.recompile()
 
 
 @contextlib.contextmanager
@@ -75,7 +76,7 @@ def _can_be_indexing(node: Node) -> bool:
     The kernel adds ``bfloat16`` with fewer roundings than Inductor would. For complex tensors Inductor
     calls the kernel of indexing, which counts negative indices from the end.
     """
-    value = _value(node.args[0])
+    value = value_of(node.args[0])
     kernel_adds = node.target is _aten.index_add.default and (value.dtype == torch.bfloat16 or not value.ndim)
     return not (kernel_adds or value.is_complex())
 
@@ -86,22 +87,22 @@ def _on_a_vector(graph: Graph, node: Node) -> Node:
     with graph.inserting_before(node):
         x, *source = [_viewed(graph, each, [1]) for each in (x, *source)]
         inner = graph.create_node("call_function", node.target, (x, 0, index, *source), node.kwargs)
-    inner.meta |= node.meta | {"val": _value(node).view(1)}
-    node.target, node.args, node.kwargs = _aten.view.default, (inner, [*_value(node).shape]), {}
+    inner.meta |= node.meta | {"val": value_of(node).view(1)}
+    node.target, node.args, node.kwargs = _aten.view.default, (inner, [*value_of(node).shape]), {}
     return inner
 
 
 def _index(graph: Graph, node: Node) -> None:
     x, dim, index, *source = cast("tuple[Any, ...]", node.args)
     with graph.inserting_before(node):
-        if not _value(index).ndim:
+        if not value_of(index).ndim:
             index = _viewed(graph, index, [1])
         alpha: Any = node.kwargs.get("alpha", 1)
         if alpha != 1:
             scaled = graph.call_function(_aten.mul.Tensor, (source[0], alpha))
-            scaled.meta |= node.meta | {"val": _value(source[0]) * alpha}
+            scaled.meta |= node.meta | {"val": value_of(source[0]) * alpha}
             source = [scaled]
-    indices = [None] * (dim % _value(x).ndim) + [index]
+    indices = [None] * (dim % value_of(x).ndim) + [index]
     node.meta[_MARK] = node.target
     adds = node.target is _aten.index_add.default
     node.target = _aten.index_put.default if source else _aten.index.Tensor
@@ -111,10 +112,5 @@ def _index(graph: Graph, node: Node) -> None:
 
 def _viewed(graph: Graph, node: Any, size: list[int]) -> Node:
     view = graph.call_function(_aten.view.default, (node, size))
-    view.meta |= node.meta | {"val": _value(node).view(size)}
+    view.meta |= node.meta | {"val": value_of(node).view(size)}
     return view
-
-
-def _value(node: Any) -> torch.Tensor:
-    value: torch.Tensor = node.meta["val"]
-    return value

@@ -15,6 +15,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .api.fake_tensors import fake_mode_of
+from .api.graph_modules import graph_modules_in
+from .api.nodes import value_of
 
 _aten = torch.ops.aten
 
@@ -37,9 +39,7 @@ class _HalfSpectrum(NamedTuple):
 
 def real_gradients_of_spectra(module: GraphModule) -> None:
     """Compute real parts of transforms of spectra that were padded with zeros by real transforms."""
-    for part in module.modules():
-        if not isinstance(part, GraphModule):
-            continue
+    for part in graph_modules_in(module):
         reals = part.graph.find_nodes(op="call_function", target=_aten.select.int)
         found = [(node, spectrum) for node in reals if (spectrum := _half_spectrum(node)) is not None]
         for node, spectrum in found:
@@ -56,7 +56,7 @@ def _half_spectrum(real: Node) -> _HalfSpectrum | None:
         return None
     transformed = _read_once(pairs, _aten.view_as_real.default)
     whole = _read_once(_arguments(transformed)[0], _aten._fft_c2c.default) if transformed else None
-    if whole is None or dim not in (-1, _value(real).dim()):
+    if whole is None or dim not in (-1, value_of(real).dim()):
         return None
     padded, dims, scale, forward = _arguments(whole)
     scattered = None if forward else _read_once(padded, _aten.slice_scatter.default)
@@ -66,14 +66,14 @@ def _half_spectrum(real: Node) -> _HalfSpectrum | None:
     defaults: tuple[Any, ...] = (0, None, None, 1)
     zeros, source, along, start, end, step = given + defaults[len(given) - 2 :]
     copied = _read_once(source, _aten.copy.default)
-    length = _value(scattered).shape[along]
+    length = value_of(scattered).shape[along]
     if copied is None or not _is_zero(zeros) or step != 1 or along != dims[-1] or type(length) is not int:
         return None
     half = _arguments(copied)[1]
     if (
         (start, end) != (0, length // 2 + 1)
-        or _value(half).shape != _value(copied).shape
-        or _value(half).dtype != _value(copied).dtype
+        or value_of(half).shape != value_of(copied).shape
+        or value_of(half).dtype != value_of(copied).dtype
     ):
         return None
     return _HalfSpectrum(half, dims, scale, length)
@@ -81,12 +81,12 @@ def _half_spectrum(real: Node) -> _HalfSpectrum | None:
 
 def _replace(real: Node, spectrum: _HalfSpectrum) -> None:
     """Replace ``real`` by the inverse real transform of ``spectrum``."""
-    graph, value = real.graph, _value(spectrum.half)
+    graph, value = real.graph, value_of(spectrum.half)
 
     def added(target: Any, *args: Any, **kwargs: Any) -> Node:
         made = graph.call_function(target, args, kwargs)
         with fake_mode_of(graph):
-            known = target(*torch.fx.map_arg(args, _value), **kwargs)
+            known = target(*torch.fx.map_arg(args, value_of), **kwargs)
         made.meta = {**real.meta, "val": known}
         return made
 
@@ -118,8 +118,3 @@ def _is_zero(node: Node) -> bool:
 
 def _arguments(node: Node) -> tuple[Any, ...]:
     return node.args
-
-
-def _value(node: Node) -> torch.Tensor:
-    value: torch.Tensor = node.meta["val"]
-    return value
