@@ -427,6 +427,14 @@ def test_the_command_is_a_module_too(module: str) -> None:
     assert done.stdout.startswith("Usage: aotpack [OPTIONS]")
 
 
+def test_a_command_ends_without_collections() -> None:
+    """A handler that is registered earlier runs later, so it sees what the command's own handler did."""
+    code = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count()))"
+    code += "; from aotpack.cli import main; main(['list', '--help'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout.splitlines()[-1]) > 1000
+
+
 def test_bench_says_why_a_process_failed(tmp_path: Path, tiny_bundle: Path) -> None:
     source = tmp_path / "model.py"
     source.write_text("import torch\ndef example_inputs(): return (torch.ones(3),)\ndef model(): return lambda x: 1 / 0\n")
