@@ -1,4 +1,4 @@
-"""Start, memory and build of the bundle beside eager and ``torch.compile``, in about nine minutes.
+"""Start, memory and build of the bundle beside eager and ``torch.compile``, in about ten minutes.
 
 For each network in turn: ``torch.compile`` from nothing, a build, starts, and the peak of a step.
 The bundle and the compile cache of the first two serve the others. Results are written after each
@@ -12,7 +12,7 @@ import json
 from functools import partial
 from typing import Any
 
-from devtools.bench.runner import Bench, Case, alternately, example, middle, network
+from devtools.bench.runner import PROCESSES, Bench, Case, alternately, example, middle, network
 from devtools.bench.sections.memory import peak
 from devtools.bench.sections.start import WHOLE
 from devtools.machine import measured_now, provenance
@@ -27,7 +27,7 @@ def cases(bench: Bench) -> list[tuple[Case, int]]:
     """Networks from small to large, each with its number of starts."""
     if bench.quick:
         return [(example("digits"), 1)]
-    found = [(example("digits"), 4), (example("gpt"), 3), (network("resnet50"), 2), (network("gpt2"), 1)]
+    found = [(example("digits"), 5), (example("gpt"), 3), (network("resnet50"), 3), (network("gpt2"), 3)]
     return [(case, times) for case, times in found if bench.networks is None or case.name in bench.networks]
 
 
@@ -58,11 +58,15 @@ def _measured(bench: Bench, case: Case, times: int) -> dict[str, Any]:
             {"eager": partial(bench.start, "eager", case), "bundle": partial(bench.start, "bundle", case, *on)}, times
         )
         source = ("--model", bench.source(case))
-        peaks = {
-            "eager": peak(bench, case, "eager", *source),
-            "compile": peak(bench, case, "compile", *source, **caches),
-            "bundle": peak(bench, case, "bundle", *on),
-        }
+        peaks = alternately(
+            {
+                "eager": partial(peak, bench, case, "eager", *source),
+                "compile": partial(peak, bench, case, "compile", *source, **caches),
+                "bundle": partial(peak, bench, case, "bundle", *on),
+            },
+            bench.times(3),
+        )
+        touches = [bench.json(PROCESSES / "first_touch.py", built.bundle) for _ in range(bench.times(3))]
     return {
         "start_seconds": {
             # What goal 3 compares: eager's own first step, without making the model, and a bundle's load and first step.
@@ -71,8 +75,9 @@ def _measured(bench: Bench, case: Case, times: int) -> dict[str, Any]:
             "bundle, first step": middle(run["t_first_step"] for run in starts["bundle"]),
             "bundle, a step": middle(run["t_step_median"] for run in starts["bundle"]),
         },
-        "peak_bytes": {kind: found["peak_bytes"] for kind, found in peaks.items()},
-        "resident_bytes": {kind: found["resident_bytes"] for kind, found in peaks.items()},
+        "first_touch_seconds": {name: middle(found[f"{name}_seconds"] for found in touches) for name in ("read", "write")},
+        "peak_bytes": {kind: middle(run["peak_bytes"] for run in found) for kind, found in peaks.items()},
+        "resident_bytes": {kind: middle(run["resident_bytes"] for run in found) for kind, found in peaks.items()},
         "build_seconds": {"compile": compiled["process_seconds"], "bundle": built.seconds},
         "build_cpu_seconds": {"compile": compiled["process_cpu_seconds"], "bundle": built.cpu_seconds},
         "build_stages": {stage["name"]: round(stage["seconds"], 3) for stage in built.report["stages"]},
