@@ -13,9 +13,12 @@ _ALLOCATE = "aoti_torch_empty_strided("
 _LONG = 1000
 
 
-def finished_wrapper(wrapper: str, products: int) -> str:
-    """The source of a wrapper. Its products of at least ``products`` multiplications are oneDNN's; 0 for none."""
-    wrapper = _with_large_pages(_with_products(with_functions(wrapper), products))
+def finished_wrapper(wrapper: str, products: int, runs: int) -> str:
+    """The source of a wrapper. Its products of at least ``products`` multiplications are oneDNN's; 0 for none.
+
+    ``runs``: how often a step runs the code.
+    """
+    wrapper = _with_large_pages(_with_products(with_functions(wrapper), products), runs)
     return with_kernel_errors(_plain_if_long(wrapper))
 
 
@@ -39,14 +42,15 @@ def with_functions(source: str) -> str:
     return kernels + with_checks(source)
 
 
-def _with_large_pages(wrapper: str) -> str:
-    """A wrapper that gives its large buffers large pages (``large_pages.h``)."""
+def _with_large_pages(wrapper: str, runs: int) -> str:
+    """A wrapper that gives its large buffers large pages after the first step (``large_pages.h``)."""
     if _ALLOCATE not in wrapper:
         return wrapper
     functions = Path(__file__).with_name("large_pages.h").read_text()
     before, start, body = wrapper.replace(_ALLOCATE, "aotpack::empty_strided(").partition(f"\n{_RUN}")
     signature, brace, rest = body.partition("{\n")
-    return f"{functions}\n{before}{start}{signature}{brace}    aotpack::begin_run();\n{rest}"
+    step = f"static constexpr int aotpack_runs_of_a_step = {runs};\n"
+    return f"{step}{functions}\n{before}{start}{signature}{brace}    aotpack::begin_run();\n{rest}"
 
 
 def _plain_if_long(wrapper: str) -> str:

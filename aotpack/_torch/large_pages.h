@@ -2,7 +2,8 @@
 //
 // Such buffers are new memory in each step, because malloc returns what is freed to the system. The kernel clears it page by
 // page when it is written, which took a third of the backward of GPT-2 small. With pages of 2 MB it takes a fourth of that.
-// The first run goes without. In a virtual machine whose memory the host has not given yet, large pages take longer there.
+// The first step goes without. In a virtual machine whose memory the host has not given yet, large pages take longer there.
+// The source defines aotpack_runs_of_a_step: a layer that a model repeats is compiled once, and runs several times in a step.
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
@@ -18,10 +19,10 @@ namespace aotpack {
 
 constexpr uintptr_t large_page = 2 << 20;
 
-static std::atomic<int> runs{0}; // up to 2
+static std::atomic<int> runs{0}; // up to the first of the second step
 
 static inline void begin_run() {
-  if (runs.load(std::memory_order_relaxed) < 2) {
+  if (runs.load(std::memory_order_relaxed) <= aotpack_runs_of_a_step) {
     runs.fetch_add(1, std::memory_order_relaxed);
   }
 }
@@ -64,7 +65,7 @@ static inline AOTITorchError empty_strided(
   for (int64_t dimension = 0; dimension < dimensions; ++dimension) {
     elements *= static_cast<uint64_t>(sizes[dimension]);
   }
-  if (error == AOTI_TORCH_SUCCESS && elements >= large_page / 4 && runs.load(std::memory_order_relaxed) > 1) {
+  if (error == AOTI_TORCH_SUCCESS && elements >= large_page / 4 && runs.load(std::memory_order_relaxed) > aotpack_runs_of_a_step) {
     use_large_pages(*made);
   }
   return error;

@@ -104,6 +104,7 @@ class GraphToLower:
         key: the graph's name, for events of the profiler.
         training: whether the graph is one half of a training step. Inductor chooses layouts
             differently for such a half than for inference.
+        runs: how often a step runs the code.
         free: the outputs that may have any strides. They are no results. All other outputs keep
             the strides of the graph. AOTInductor itself has no free outputs. It would copy what a
             convolution saves for the backward from channels-last to contiguous.
@@ -119,6 +120,7 @@ class GraphToLower:
     inputs: Sequence[Any]
     key: str
     training: bool = False
+    runs: int = 1
     free: Collection[int] = ()
     consumed: Collection[int] = ()
     donated: Collection[int] = ()
@@ -175,7 +177,7 @@ class _Lowering:
 
     def __init__(self, graph: GraphToLower, codes: Sequence[Code], free: Collection[int]) -> None:
         self.graph, self.codes, self.free = graph, codes, free
-        self.libraries = [Library(code.output, code.products) for code in codes]
+        self.libraries = [Library(code.output, code.products, graph.runs) for code in codes]
         self.here = self.libraries[0]  # the library whose sources this process writes
         self.working: list[torch.fx.Node] = []  # what an error is about
         self._stack = contextlib.ExitStack()

@@ -71,14 +71,14 @@ class Library:
     AOTInductor runs them one after another and waits for each; they are most of a build's time.
     ``guards`` are the conditions on sizes that AOTInductor added to those of the trace. ``layouts``
     say how the code writes each output of the graph.
-    ``products``: as :class:`aotpack._torch.lowering.Code` has it.
+    ``products``: as :class:`aotpack._torch.lowering.Code` has it. ``runs``: how often a step runs the code.
     ``interface`` is the source of the functions that all libraries have. ``copy`` is the process that
     writes the sources; null if this process has written them. ``nodes`` are the graph's by name, for
     messages about what that process does.
     """
 
-    def __init__(self, output: Path, products: int = 0) -> None:
-        self.output, self.products = output, products
+    def __init__(self, output: Path, products: int = 0, runs: int = 1) -> None:
+        self.output, self.products, self.runs = output, products, runs
         self.guards: list[Any] = []
         self.layouts: Sequence[OutputLayout] = ()
         self.interface = ""
@@ -291,7 +291,7 @@ def _flags_of_ours(current: Callable[[], Library]) -> Iterator[None]:
         def compile(cls, graph: Any, wrapper_code: str, kernel_code: str, *args: Any, **kwargs: Any) -> Any:
             wrapper_code, interface = without_interface(wrapper_code)
             current().interface = interface and with_kernel_errors(interface)
-            wrapper_code = f'#line 1 "wrapper.cpp"\n{finished_wrapper(wrapper_code, current().products)}'
+            wrapper_code = f'#line 1 "wrapper.cpp"\n{finished_wrapper(wrapper_code, current().products, current().runs)}'
             kernel_code = f'#line 1 "kernel.cpp"\n{with_functions(kernel_code)}' if kernel_code else kernel_code
             return super().compile(graph, wrapper_code, kernel_code, *args, **kwargs)
 

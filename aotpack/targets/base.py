@@ -25,7 +25,8 @@ class GraphToCompile:
     forward graph that only its backward reads; a target may choose their layout. ``saved`` maps
     inputs of a backward graph to outputs of its forward. ``method`` is the method it belongs to,
     null for a part of a graph. ``specializations`` are the size combinations that fixed-size
-    targets compile it for; each maps every symbol of the method to a value.
+    targets compile it for; each maps every symbol of the method to a value. ``runs``: how often a
+    step runs it, which is several times for a repeated layer.
     """
 
     key: str
@@ -37,6 +38,7 @@ class GraphToCompile:
     saved: Mapping[int, int] = field(default_factory=dict)
     method: schema.Method | None = None
     specializations: Sequence[Mapping[str, int]] = ()
+    runs: int = 1
 
 
 def graphs_to_compile(

@@ -74,9 +74,17 @@ def convert_graph(item: GraphToCompile, layouts: Layouts, own: Collection[int]) 
     donated = [i for i in consumed if given[i] in donatable]
     relaid = [i for i, index in given.items() if layouts.get(index)]
     events = hashlib.sha256(json.dumps([item.key, *origins_in(item.module.graph)]).encode()).hexdigest()
-    fingerprint = json.dumps([item.training, free, consumed, donated, sorted(layouts.items()), events])
+    fingerprint = json.dumps([item.training, item.runs, free, consumed, donated, sorted(layouts.items()), events])
     to_lower = GraphToLower(
-        module, examples, item.key, training=item.training, free=free, consumed=consumed, donated=donated, relaid=relaid
+        module,
+        examples,
+        item.key,
+        training=item.training,
+        runs=item.runs,
+        free=free,
+        consumed=consumed,
+        donated=donated,
+        relaid=relaid,
     )
     return ConvertedGraph(to_lower, inputs, positions, numbers, fingerprint)
 

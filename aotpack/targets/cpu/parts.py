@@ -5,6 +5,7 @@ repeatedly is compiled once.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -54,7 +55,8 @@ def in_parts(graphs: Sequence[GraphToCompile]) -> tuple[list[GraphToCompile], di
         parts = splits[item.key]
         if parts is not None:
             named = _named(item, parts.modules)
-            found += {part.key: part for part in named}.values()
+            runs = Counter(named[number].key for number, _ in parts.calls)
+            found += [replace(part, runs=runs[key]) for key, part in {part.key: part for part in named}.items()]
             calls = [schema.PartCall(named[number].key, inputs) for number, inputs in parts.calls]
             sequences[item.key] = schema.Sequence(calls, parts.outputs)
         elif any(node.op == "higher_order.invoke_subgraph" for node in subgraphs.all_nodes(item.graph)):

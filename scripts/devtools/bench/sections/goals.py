@@ -1,4 +1,4 @@
-"""Start, memory and build of the bundle beside eager and ``torch.compile``, in about ten minutes.
+"""Start, memory and build of the bundle beside eager and ``torch.compile``, in about 16 minutes.
 
 For each network in turn: ``torch.compile`` from nothing, a build, starts, and the peak of a step.
 The bundle and the compile cache of the first two serve the others. Results are written after each
