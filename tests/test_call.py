@@ -619,5 +619,7 @@ def test_distributed_data_parallel(loaded: aotpack.LoadedProgram, eager: Caller,
             args, kwargs = arguments(4, seed)
             found, expected = one_step(wrapped, args, kwargs), one_step(eager, args, kwargs)
             assert_same({name.replace("module.", ""): value for name, value in found.items()}, expected)
+        # Else it destroys the group later, without releasing Python's lock, for which a thread of the group may wait.
+        del wrapped
     finally:
         torch.distributed.destroy_process_group()
