@@ -8,11 +8,12 @@ A step reads the weights, which the bundle's file holds, and writes gradients of
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
+from devtools.bench.runner import timed
 
 _PIECE = 1 << 22
 """Bytes read or written at a time, which fit in the processor's caches."""
@@ -30,12 +31,7 @@ def main() -> None:
 
 
 def _added_by_first(run: Callable[[], object]) -> float:
-    taken = []
-    for _ in range(2):
-        begin = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - begin)
-    first, second = taken
+    (first, _), (second, _) = timed(run), timed(run)
     return first - second
 
 
