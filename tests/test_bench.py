@@ -63,7 +63,7 @@ def test_inputs_in_another_batch_size(batch: int) -> None:
     assert rest == {}
 
 
-def test_every_benchmark_has_its_place_on_the_page() -> None:
+def test_every_benchmark_has_a_table_on_one_page() -> None:
     assert {name for sections in tables.PAGES.values() for name in sections} == SECTIONS.keys() - {"import"}
     for path, sections in tables.PAGES.items():
         page = (ROOT / "docs" / path).read_text()

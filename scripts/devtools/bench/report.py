@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from devtools.bench import overview, tables
@@ -31,10 +33,9 @@ def main() -> None:
 
         pictures.draw(results, RESULTS)
     replaced = {ROOT / "README.md": {"bench": overview.short(results)}}
-    for page, sections in tables.PAGES.items():
-        replaced[ROOT / "docs" / page] = {
-            name: _section(name, results[name], make) for name, make in sections.items() if name in results
-        }
+    for name, sections in tables.PAGES.items():
+        page = ROOT / "docs" / name
+        replaced[page] = {mark: _section(page, mark, results[mark], make) for mark, make in sections.items() if mark in results}
     replaced[ROOT / "docs" / "performance.md"]["overview"] = overview.overview(results)
     for path, texts in replaced.items():
         for mark, text in texts.items():
@@ -44,14 +45,15 @@ def main() -> None:
                 print(f"{path.name}, {mark}\n\n{text}\n")
 
 
-def _section(name: str, result: dict[str, Any], make: Callable[[dict[str, Any]], str]) -> str:
+def _section(page: Path, name: str, result: dict[str, Any], make: Callable[[dict[str, Any]], str]) -> str:
+    """A picture if there is one, the table, and where and when it was measured."""
     machine, versions = result["machine"], result["versions"]
     on = f"torch {versions['torch']}, {machine['cpu']}, {machine['cores']} cores"
     by_row = any("measured" in row for row in (result.get("cases") or result.get("networks") or {}).values())
     measured = on if by_row else f"{result['date']}, {on}, load {result['load_average']}{measured_on(result)}"
-    text = f"{make(result)}\n\n{measured}: [{name}.json](../scripts/bench/results/{name}.json)."
-    picture = RESULTS / f"{name}.png"
-    return f"![{name}](../scripts/bench/results/{name}.png)\n\n{text}" if picture.exists() else text
+    folder = os.path.relpath(RESULTS, page.parent)
+    text = f"{make(result)}\n\n{measured}: [{name}.json]({folder}/{name}.json)."
+    return f"![{name}]({folder}/{name}.png)\n\n{text}" if (RESULTS / f"{name}.png").exists() else text
 
 
 if __name__ == "__main__":

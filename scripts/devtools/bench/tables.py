@@ -1,4 +1,4 @@
-"""Formats results as the Markdown tables of docs/performance.md and docs/xla.md: one or two for each benchmark."""
+"""Formats results as the Markdown tables of docs/performance/ and docs/xla.md: one or two for each benchmark."""
 
 from __future__ import annotations
 
@@ -298,21 +298,13 @@ def xla_scan(result: Mapping[str, Any]) -> str:
     return table(head, rows)
 
 
-_PERFORMANCE = {
-    "start": start,
-    "step": step,
-    "networks": networks,
-    "alone": alone,
-    "overhead": overhead,
-    "memory": memory,
-    "recompute": recompute,
-    "build": build,
-    "scale": scale,
-    "depth": depth,
-    "weights": weights,
-    "share": share_of,
-    "goals": goals,
-    "variants": variants,
+PAGES = {
+    "performance.md": {"goals": goals},
+    "performance/start.md": {"start": start, "weights": weights, "share": share_of},
+    "performance/steps.md": {"step": step, "alone": alone, "overhead": overhead, "variants": variants},
+    "performance/networks.md": {"networks": networks},
+    "performance/memory.md": {"memory": memory, "recompute": recompute},
+    "performance/build.md": {"build": build, "scale": scale, "depth": depth},
+    "xla.md": {"xla": xla, "xla_scan": xla_scan},
 }
-PAGES = {"performance.md": _PERFORMANCE, "xla.md": {"xla": xla, "xla_scan": xla_scan}}
 """Page of docs/ to its benchmarks, each with what makes its part."""
