@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import ROOT, FreshProcess
 
-from devtools.bench import report, runner, tables
+from devtools.bench import overview, report, runner, tables
 from devtools.bench.__main__ import SECTIONS
 from devtools.bench.processes import clock
 from devtools.bench.processes.batches import repeated
@@ -73,6 +73,15 @@ def test_every_benchmark_has_a_table_on_one_page() -> None:
     assert (ROOT / "README.md").read_text().count("<!-- bench:begin -->") == 1
     for module in SECTIONS.values():
         assert find_spec(f"devtools.bench.sections.{module}")
+
+
+def test_the_overview_has_the_median_and_the_largest_ratio_of_all_networks() -> None:
+    ratios = {"lstm, one thread": 0.5, "gru, one thread": 0.7, "text, one thread": 0.9, "lstm, all threads": 0.25}
+    provenance = {"machine": {"cpu": "a CPU", "cores": 2}, "versions": {"torch": "2.13.0"}, "date": "2026-11-27 08:24 UTC"}
+    rows = overview.overview({"networks": {**provenance, "goal": 1.0, "ratios": ratios}}).splitlines()
+    assert rows[2] == "| a step, 3 kinds of networks, one thread, median |  |  |  | 0.70 times | ≤ 1 |"
+    assert rows[3] == "| a step, 3 kinds of networks, one thread, largest |  |  |  | 0.90 times | ≤ 1 |"
+    assert rows[5] == "| a step, 3 kinds of networks, all threads, largest |  |  |  | 0.25 times | ≤ 1 |"
 
 
 def test_the_row_of_a_network_beside_the_better_peer() -> None:

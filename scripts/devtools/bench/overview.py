@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from statistics import median
 from typing import Any
 
 from .cells import NETWORKS, WHOLE, Results, size, table, time, times
@@ -21,7 +22,23 @@ def short(results: Results) -> str:
     """The README's rows, without the columns that the README does not explain."""
     rows = {row[0]: row[1:4] for row in _overview_rows(results)}
     lines = [[title, *rows[name]] for name, title in README_ROWS.items()]
-    return f"{table(['', 'eager', '`torch.compile`', 'bundle'], lines)}\n\n{_overview_note(results)}"
+    parts = [table(["", "eager", "`torch.compile`", "bundle"], lines), _overview_note(results)]
+    if "networks" in results:
+        parts.insert(1, _networks_sentence(results["networks"]))
+    return "\n\n".join(parts)
+
+
+def _networks_sentence(result: Mapping[str, Any]) -> str:
+    ratios = sorted(result["ratios"].values())
+    kinds = f"[{_kinds(result)} kinds of networks](docs/performance/networks.md)"
+    return (
+        f"A step of {kinds} takes {ratios[0]:.2f} to {ratios[-1]:.2f} of the faster of eager and `torch.compile`, "
+        f"with one thread and with all. The median is {median(ratios):.2f}."
+    )
+
+
+def _kinds(result: Mapping[str, Any]) -> int:
+    return len({title.rpartition(", ")[0] for title in result["ratios"]})
 
 
 def overview(results: Results) -> str:
@@ -69,6 +86,15 @@ def _short_step(result: Mapping[str, Any]) -> Iterator[list[str]]:
             yield [f"a step, {name}", *seconds, times(found["ratio_to_compile"]["cpu"]), f"≤ {result['goal']:g}"]
 
 
+def _short_networks(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Median and largest ratio to the faster of eager and ``torch.compile``, for all rows with one thread and with all."""
+    for threads in ("one thread", "all threads"):
+        ratios = [ratio for title, ratio in result["ratios"].items() if title.endswith(f", {threads}")]
+        for name, value in (("median", median(ratios)), ("largest", max(ratios))):
+            title = f"a step, {_kinds(result)} kinds of networks, {threads}, {name}"
+            yield [title, "", "", "", times(value), f"≤ {result['goal']:g}"]
+
+
 def _short_memory(result: Mapping[str, Any]) -> Iterator[list[str]]:
     for name, found in result["peak_bytes"].items():
         sizes = [size(found[kind]) for kind in ("eager", "compile", "cpu")]
@@ -85,6 +111,7 @@ _SHORT = {
     "import": _short_import,
     "start": _short_start,
     "step": _short_step,
+    "networks": _short_networks,
     "memory": _short_memory,
     "build": _short_build,
 }
