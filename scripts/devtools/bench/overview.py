@@ -1,4 +1,4 @@
-"""The short tables: the README's five rows, and the overview of docs/performance.md."""
+"""The short tables: the README's rows, and the overview of docs/performance.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from .cells import NETWORKS, WHOLE, Results, size, table, time, times
 README_ROWS = {
     "first step after `import torch`, digits": "first training step after `import torch`, small CNN",
     "first step after `import torch`, GPT-2 small": "first training step after `import torch`, GPT-2 small",
-    "a step, digits, batch 64": "a later step, small CNN, batch 64",
     "a step, GPT-2 small, batch 1": "a later step, GPT-2 small",
     "peak memory of a step, GPT-2 small": "peak memory of a step, GPT-2 small",
 }
@@ -29,12 +28,10 @@ def short(results: Results) -> str:
 
 
 def _networks_sentence(result: Mapping[str, Any]) -> str:
+    """Ratios to the faster of eager and ``torch.compile``, which are the table's other columns."""
     ratios = sorted(result["ratios"].values())
     kinds = f"[{_kinds(result)} kinds of networks](docs/performance/networks.md)"
-    return (
-        f"A step of {kinds} takes {ratios[0]:.2f} to {ratios[-1]:.2f} of the faster of eager and `torch.compile`, "
-        f"with one thread and with all. The median is {median(ratios):.2f}."
-    )
+    return f"A step of {kinds} takes {ratios[0]:.2f} to {ratios[-1]:.2f} of the faster of both (median {median(ratios):.2f})."
 
 
 def _kinds(result: Mapping[str, Any]) -> int:
