@@ -107,6 +107,15 @@ def memory(result: Mapping[str, Any]) -> str:
     return "\n\n".join([text, table(head, budgets)])
 
 
+def live(result: Mapping[str, Any]) -> str:
+    kinds = ("eager", "compile", "cpu")
+    rows = [
+        [NETWORKS.get(name, name.replace("_", " ")), *(size(found[kind]) for kind in kinds), times(result["ratios"][name])]
+        for name, found in result["peak_bytes"].items()
+    ]
+    return table(["live memory of a step", *map(kind_name, kinds), "bundle / the better"], rows)
+
+
 def recompute(result: Mapping[str, Any]) -> str:
     kinds = ("eager", "compile", "cpu", "portable")
     rows = [
@@ -303,7 +312,7 @@ PAGES = {
     "performance/start.md": {"start": start, "weights": weights, "share": share_of},
     "performance/steps.md": {"step": step, "alone": alone, "overhead": overhead, "variants": variants},
     "performance/networks.md": {"networks": networks},
-    "performance/memory.md": {"memory": memory, "recompute": recompute},
+    "performance/memory.md": {"memory": memory, "live": live, "recompute": recompute},
     "performance/build.md": {"build": build, "scale": scale, "depth": depth},
     "xla.md": {"xla": xla, "xla_scan": xla_scan},
 }
