@@ -93,14 +93,20 @@ def record(model: LoadedProgram, method: str, inputs: StepInputs, *, steps: int,
         for _ in range(warmup + steps):
             step()
             profiler.step()
-    with tempfile.TemporaryDirectory(prefix="aotpack-profile-") as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        trace = json.loads(path.read_text(encoding="utf-8"))
+    trace = trace_of(profiler)
     found = read_steps(trace["traceEvents"])
     if not found:
         raise AotpackError("torch.profiler recorded no step.", hint="Run again without another profiler in this process.")
     return Recording(statistics.fmean(_faster_half(plain, float)), _faster_half(found, lambda step: step.time), trace)
+
+
+def trace_of(profiler: torch.profiler.profile) -> dict[str, Any]:
+    """What a profiler recorded, in the form of Chrome's traces."""
+    with tempfile.TemporaryDirectory(prefix="aotpack-profile-") as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return trace
 
 
 def _step(model: LoadedProgram, method: str, inputs: StepInputs) -> Callable[[], None]:

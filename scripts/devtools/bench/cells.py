@@ -94,6 +94,10 @@ def share(whole: float, part: float) -> str:
     return f"{(whole / part - 1) * 100:.3g} %"
 
 
+def network_name(name: str) -> str:
+    return NETWORKS.get(name, name.replace("_", " "))
+
+
 def kind_name(kind: str) -> str:
     known, _, detail = kind.partition(", ")
     return f"{KINDS[known]}, {detail}" if detail else KINDS[known]

@@ -7,7 +7,7 @@ from typing import Any
 
 from devtools.machine import row_measured_on
 
-from .cells import KINDS, NETWORKS, WHOLE, kind_name, share, size, table, time, time_of, times
+from .cells import KINDS, NETWORKS, WHOLE, kind_name, network_name, share, size, table, time, time_of, times
 
 
 def start(result: Mapping[str, Any]) -> str:
@@ -56,7 +56,7 @@ def networks(result: Mapping[str, Any]) -> str:
         seconds = [one.get("seconds", {}) for one in found]
         cells = [time(one[kind]) if kind in one else "" for one in seconds for kind in contenders]
         ratios = [times(one["ratio_to_better"]) if "ratio_to_better" in one else "failed" for one in found]
-        rows.append([NETWORKS.get(name, name.replace("_", " ")), *cells, *ratios, row_measured_on(found[-1])])
+        rows.append([network_name(name), *cells, *ratios, row_measured_on(found[-1])])
     return table(head, rows)
 
 
@@ -110,7 +110,7 @@ def memory(result: Mapping[str, Any]) -> str:
 def live(result: Mapping[str, Any]) -> str:
     kinds = ("eager", "compile", "cpu")
     rows = [
-        [NETWORKS.get(name, name.replace("_", " ")), *(size(found[kind]) for kind in kinds), times(result["ratios"][name])]
+        [network_name(name), *(size(found[kind]) for kind in kinds), times(result["ratios"][name])]
         for name, found in result["peak_bytes"].items()
     ]
     return table(["live memory of a step", *map(kind_name, kinds), "bundle / the better"], rows)

@@ -1,17 +1,17 @@
 """Peak of the memory that tensors take in one training step of one contender, exact to the byte.
 
-torch's profiler records what its allocator gives and takes back. The figure is the largest sum,
-counted from the beginning of the step. Gradients are dropped before the step, so they count. Memory
+torch's profiler records what its allocator gives and takes back. The figure is the most that the step
+holds beyond what was there before it. Gradients are dropped before the step, so they count. Memory
 that MKL and oneDNN allocate by themselves does not.
 """
 
 import json
-import tempfile
-from pathlib import Path
 
 import torch
 
 from aotpack.measure import contender
+from aotpack.measure.profile.memory import peak_of
+from aotpack.measure.profile.recording import STEP, read_steps, trace_of
 
 WARMUP = 3
 
@@ -28,24 +28,11 @@ def main() -> None:
     for _ in range(WARMUP):
         step()
         model.zero_grad(set_to_none=True)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler, torch.profiler.record_function(STEP):
         step()
-    changes = _changes(profile)
-    total = peak = 0
-    for change in changes:
-        total += change
-        peak = max(peak, total)
-    print(json.dumps({"peak_bytes": peak, "allocations": sum(change > 0 for change in changes)}))
-
-
-def _changes(profile: torch.profiler.profile) -> list[int]:
-    """Bytes that the allocator gave, or took back if negative, in order of time."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.json"
-        profile.export_chrome_trace(str(file))
-        events = json.loads(file.read_text())["traceEvents"]
-    events = [event for event in events if event["name"] == "[memory]"]
-    return [event["args"]["Bytes"] for event in sorted(events, key=lambda event: event["ts"])]
+    (recorded,) = read_steps(trace_of(profiler)["traceEvents"])
+    print(json.dumps({"peak_bytes": peak_of(recorded).size}))
 
 
 if __name__ == "__main__":
