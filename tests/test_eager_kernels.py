@@ -54,6 +54,11 @@ def test_kernels_are_called(case: str, tmp_path: Path) -> None:
     assert "_trilinear(" not in code
 
 
+def _bilinear_forms(x: Tensor) -> Tensor:
+    """Of enough rows that they are computed in pieces."""
+    return functional.bilinear(x[0].mT, x[1].mT, x[2, :, :200].reshape(5, 40, 40))
+
+
 WINDOWS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
     "multiplied": (lambda x: (functional.unfold(x, (2, 3), padding=(1, 2), stride=(2, 1)) * 2).sin(), (2, 3, 7, 9)),
     "read twice": (lambda x: functional.unfold(x, 3, dilation=(2, 1)).softmax(1), (2, 2, 8, 7)),
@@ -63,6 +68,7 @@ WINDOWS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
     "folded": (lambda x: functional.fold(functional.unfold(x, 4, 1, 1, 2).tanh(), (8, 10), 4, 1, 1, 2), (2, 3, 8, 10)),
     "averages": (lambda x: functional.avg_pool2d(x, (3, 2), (2, 1), 1, ceil_mode=True, count_include_pad=False), (2, 3, 8, 9)),
     "maxima": (lambda x: functional.max_pool2d(x, 3, 2, 1, ceil_mode=True), (2, 3, 8, 9)),
+    "bilinear forms": (lambda x: _bilinear_forms(x.double()), (3, 40, 4001)),
     "bilinear": (lambda x: functional.interpolate(x.exp(), scale_factor=(1.7, 0.6), mode="bilinear"), (2, 3, 8, 9)),
     "bilinear, channels-last": (
         lambda x: functional.interpolate(x.exp(), size=(11, 5), mode="bilinear", align_corners=True).sum(1),
@@ -93,6 +99,43 @@ def test_windows_have_eagers_values(vary: bool, tmp_path: Path) -> None:
     weights = {name: torch.randn_like(result) for name, result in expected.items()}
     losses = [torch.stack([(results[name] * weights[name]).sum() for name in results]).sum() for results in (found, expected)]
     torch.testing.assert_close(*(torch.autograd.grad(loss, list(given.values()), allow_unused=True) for loss in losses))
+
+
+POOLS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "max_pool2d": (lambda x: functional.max_pool2d(x, 3, 2, 1), 4),
+    "max_pool3d": (lambda x: functional.max_pool3d(x, 2), 5),
+    "avg_pool2d": (lambda x: functional.avg_pool2d(x, 3, 2, 1), 4),
+    "avg_pool3d": (lambda x: functional.avg_pool3d(x, 2), 5),
+    "adaptive_avg_pool2d": (lambda x: functional.adaptive_avg_pool2d(x, (3, 2)), 4),
+    "adaptive_avg_pool3d": (lambda x: functional.adaptive_avg_pool3d(x, (3, 2, 3)), 5),
+    "adaptive_max_pool2d": (lambda x: functional.adaptive_max_pool2d(x, (3, 2)), 4),
+    "adaptive_max_pool3d": (lambda x: functional.adaptive_max_pool3d(x, (3, 2, 3)), 5),
+}
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_pooled_images_are_not_saved(last: bool, tmp_path: Path) -> None:
+    """The gradients read their sizes and memory formats. So of a ReLU before, a mask is saved."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    given = {}
+    for name, (_, dims) in POOLS.items():
+        x = torch.randn(2, 9, *(7, 5, 8)[: dims - 2], generator=torch.Generator().manual_seed(dims))
+        given[name] = x.contiguous(memory_format=formats[dims] if last else torch.contiguous_format).requires_grad_()
+
+    def pooled(given: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: pool(given[name].cumsum(-1).relu()).sin() for name, (pool, _) in POOLS.items()}
+
+    out = tmp_path / "m"
+    report = aotpack.build(pooled, (given,), out=out, methods=("train",), targets=("cpu", "portable"))
+    assert report.saved_bytes["train"] < sum(x.nbytes for x in given.values()) / 2
+    for target in ("cpu", "portable"):
+        found, expected = aotpack.load(out, backend=target)(given), pooled(given)
+        torch.testing.assert_close(found, expected)
+        weights = {name: torch.randn_like(result) for name, result in expected.items()}
+        losses = [torch.stack([(results[name] * weights[name]).sum() for name in results]).sum() for results in (found, expected)]
+        ours, eagers = (torch.autograd.grad(loss, list(given.values())) for loss in losses)
+        torch.testing.assert_close(ours, eagers)
+        assert [x.stride() for x in ours] == [x.stride() for x in eagers]
 
 
 def test_averages_of_windows_apart_are_generated(tmp_path: Path) -> None:

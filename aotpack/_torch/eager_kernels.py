@@ -23,6 +23,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from .api.dispatch_rules import rule_of, ruled, unruled
 from .api.patching import with_items
+from .unread_images import POOLS, call_without_image, memory_as
 
 _aten = torch.ops.aten
 _VIEWS: Final = (_aten.permute.default, _aten.reshape.default, _aten.squeeze.dim, _aten.unsqueeze.default, _aten.view.default)
@@ -81,7 +82,9 @@ def eager_kernels_called() -> Iterator[None]:
 
     Most are fast for eager's. Inductor makes images channels-last.
     """
-    calls = {operator: _call(operator) for operator in (*EAGER_KERNELS, _aten.avg_pool3d_backward.default)}
+    calls = {operator: _call(operator) for operator in EAGER_KERNELS} | {
+        operator: call_without_image(operator) for operator in POOLS
+    }
     calls |= {operator: _call_on_channels_last(operator) for operator in _ON_CHANNELS_LAST}
     calls |= {
         _aten.avg_pool2d_backward.default: _averages_backward(),
@@ -120,7 +123,7 @@ def _averages_backward() -> Callable[..., Any]:
     """The gradient of ``avg_pool2d``: a call if windows overlap, else generated code."""
     operator = _aten.avg_pool2d_backward.default
     generated: Callable[..., Any] = lowering.lowerings[operator]
-    call = _call(operator)
+    call = call_without_image(operator)
 
     def lowered(gradient: Any, x: Any, kernel: Sequence[int], stride: Sequence[int], *rest: Any) -> Any:
         lengths, steps = ([*sides] * (2 // len(sides)) for sides in (kernel, stride or kernel))  # one side may stand for both
@@ -164,19 +167,16 @@ def _is_read_once(node: Node) -> bool:
 
 
 def _maxima_backward() -> Callable[..., Any]:
-    """The gradient of ``max_pool2d``, whose kernel takes the layout of ``x`` and copies what has another.
+    """The gradient of ``max_pool2d``, whose kernel takes the layout of the image and copies what has another.
 
-    It reads no element of ``x``. So where the indices have another layout, memory of theirs stands for ``x``.
+    The image is not there (:mod:`.unread_images`). So the layout is that of the indices.
     """
     operator = _aten.max_pool2d_with_indices_backward.default
     call: Callable[..., Any] = lowering.fallback_handler(operator, add_to_fallback_set=False)
 
     def lowered(gradient: Any, x: Any, *window: Any) -> Any:
-        own, theirs = x.maybe_get_stride(), window[-1].maybe_get_stride()
-        if own and theirs and len(own) == 4 and (last := theirs[1] == 1) != (own[1] == 1):
-            _, channels, height, width = size = x.get_size()
-            order = [1, width * channels, channels] if last else [height * width, width, 1]
-            x = lowering.empty_strided(size, [channels * height * width, *order], dtype=x.get_dtype(), device=x.get_device())
-        return call(gradient, x, *window)
+        size, stride = x.get_size(), window[-1].maybe_get_stride()
+        last = len(size) == 4 and stride is not None and stride[1] == 1 and stride[3] != 1
+        return call(gradient, memory_as(gradient, size, channels_last=last), *window)
 
     return lowered

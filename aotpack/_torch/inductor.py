@@ -14,6 +14,7 @@ from .aot_autograd import Decompositions
 from .api.random_operators import RANDOM
 from .eager_kernels import KEPT_WHOLE, kept
 from .inductor_rules import adapted
+from .unread_images import without_images
 
 
 def inductor_decompositions(*, exact_random: bool) -> Decompositions:
@@ -37,7 +38,7 @@ def inductor_decompositions(*, exact_random: bool) -> Decompositions:
         for op, rule in rules.items()
         if op.__name__.partition(".")[0] not in _POOLS and not (exact_random and _draws_other_numbers(op))
     }
-    table |= dict.fromkeys(KEPT_WHOLE, kept)
+    table |= {**dict.fromkeys(KEPT_WHOLE, kept), **without_images()}
     return table if exact_random else {**table, torch.ops.aten.native_dropout.default: _dropout_by_vectors}
 
 

@@ -6,8 +6,10 @@ faster code. Others, which correct torch, are among the fixes.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch._decomp import decompositions
@@ -15,6 +17,10 @@ from torch._decomp import decompositions
 from . import eager_kernels, rows
 
 Rules = Mapping[Any, Callable[..., Any]]
+_PIECE: Final = 2**19
+"""Elements of a product that a processor's cache holds."""
+_PIECES: Final = 8
+"""The largest number of pieces: each is code of its own."""
 
 
 def adapted(table: Rules) -> Rules:
@@ -63,12 +69,35 @@ def _trilinear(
     summed: Sequence[int],
     unroll_dim: int = 1,
 ) -> torch.Tensor:
-    """``bilinear`` and its gradients as two products of matrices; eager's kernel makes one for each output feature."""
+    """``bilinear`` and its gradients as two products of matrices; eager's kernel makes one for each output feature.
+
+    The first product may be large, so both are computed in pieces along its longest dimension.
+    """
     dims = range(one.dim() + len(expand_one))
-    first, second, third = ([dim for dim in dims if dim not in own] for own in (expand_one, expand_two, expand_three))
+    own = [[dim for dim in dims if dim not in expanded] for expanded in (expand_one, expand_two, expand_three)]
     result = [dim for dim in dims if dim not in summed]
-    pair = [dim for dim in dims if dim in (*first, *second) and dim in (*third, *result)]
-    return torch.einsum(torch.einsum(one, first, two, second, pair), pair, three, third, result)
+    pair = [dim for dim in dims if dim in (*own[0], *own[1]) and dim in (*own[2], *result)]
+    sizes = {dim: size for names, x in zip(own, (one, two, three), strict=True) for dim, size in zip(names, x.shape, strict=True)}
+    longest = max(pair, key=lambda dim: sizes[dim] if isinstance(sizes[dim], int) else 0, default=0)
+    count = _pieces([sizes[dim] for dim in pair])
+    operands = [
+        x.tensor_split(count, names.index(longest)) if longest in names else [x] * count
+        for names, x in zip(own, (one, two, three), strict=True)
+    ]
+
+    def product(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor) -> torch.Tensor:
+        return torch.einsum(torch.einsum(first, own[0], second, own[1], pair), pair, third, own[2], result)
+
+    found = list(map(product, *operands))
+    if count == 1:
+        return found[0]
+    return torch.cat(found, result.index(longest)) if longest in result else functools.reduce(torch.add, found)
+
+
+def _pieces(sizes: Sequence[int | torch.SymInt]) -> int:
+    """The number of pieces in which a product of ``sizes`` is computed, along its longest dimension; 1 if a size varies."""
+    known = [size for size in sizes if isinstance(size, int)]
+    return max(1, min(math.ceil(math.prod(known) / _PIECE), _PIECES, max(known, default=1))) if len(known) == len(sizes) else 1
 
 
 _BASE_GRIDS: Mapping[int, Callable[..., torch.Tensor]] = {

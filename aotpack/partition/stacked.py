@@ -3,11 +3,12 @@
 The gradient of ``x[i]`` is a tensor of zeros with one part filled. If a model uses ``x[0]``,
 ``x[1]`` and ``x[2]``, as attention does with query, key and value, autograd adds three such
 tensors. Compiled code would compute for each element which parts it belongs to. Here the sum is the
-stack of the parts, which is copied by rows.
+stack of the parts, which is copied by rows. If the sum is only copied to another layout, the stack has that layout.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.fx import GraphModule, Node
 from .._torch.api import fake_tensors
 
 _ATEN = torch.ops.aten
+_VIEWS = {_ATEN.permute.default, _ATEN.squeeze.dim, _ATEN.squeeze.dims, _ATEN.transpose.int, _ATEN.unsqueeze.default}
 
 
 @dataclass(frozen=True)
@@ -31,28 +33,83 @@ class _Part:
 def stack_parts(module: GraphModule) -> None:
     """Replace each sum of parts, one for every index of a dimension, by their stack."""
     graph = module.graph
-    sums = set(graph.find_nodes(op="call_function", target=_ATEN.add.Tensor))
     changed = False
-    for node in reversed(list(graph.nodes)):
-        if node not in sums or not _is_plain_sum(node) or any(_is_plain_sum(user) for user in node.users if user in sums):
-            continue
-        parts = _parts(node)
-        if parts is None or not _cover(parts, node):
-            continue
-        with graph.inserting_before(node), fake_tensors.fake_mode_of(graph):
-            ordered = sorted(parts, key=lambda part: part.index)
-            pieces = [_call(graph, node, _ATEN.unsqueeze.default, part.value, part.dim) for part in ordered]
-            stacked = _call(graph, node, _ATEN.cat.default, pieces, ordered[0].dim)
-        if stacked.meta["val"].stride() == node.meta["val"].stride() and stacked.meta["val"].dtype == node.meta["val"].dtype:
-            node.replace_all_uses_with(stacked)
-            changed = True
+    with fake_tensors.fake_mode_of(graph):
+        for node in reversed(list(graph.nodes)):
+            stacked = _stacked(node)
+            if stacked is not None:
+                changed |= _stack_as_copied(stacked, node)
+                continue
+            parts = _parts(node) if _is_outermost_sum(node) else None
+            if parts is not None and _cover(parts, node):
+                parts.sort(key=lambda part: part.index)
+                changed |= _stack_as_copied(parts, node) or _stack(parts, [], parts[0].dim, node)
     if changed:
-        graph.eliminate_dead_code()
+        graph.eliminate_dead_code()  # also stacks that did not fit
         module.recompile()
 
 
+def _is_outermost_sum(node: Node) -> bool:
+    return _is_plain_sum(node) and not any(_is_plain_sum(user) for user in node.users)
+
+
+def _stacked(node: Node) -> list[_Part] | None:
+    """The parts of a stack, as autograd makes it for the gradient of ``unbind``; null for other nodes.
+
+    A decomposed stack along the first dimension is a view of a concatenation.
+    """
+    args: Any = node.args
+    if node.target is _ATEN.stack.default:
+        values, dim = (*args, 0)[:2]
+    elif node.target is _ATEN.view.default and args[0].target is _ATEN.cat.default:
+        values, dim = (*args[0].args, 0)[:2]
+        if dim != 0 or any(_texts((len(values), *value.meta["val"].shape)) != _texts(node.meta["val"].shape) for value in values):
+            return None
+    else:
+        return None
+    return [_Part(value, dim % node.meta["val"].dim(), index) for index, value in enumerate(values)]
+
+
+def _stack_as_copied(parts: Sequence[_Part], total: Node) -> bool:
+    """If only a copy reads ``total``, possibly through views, replace the copy by a stack in its layout."""
+    views: list[Node] = []
+    source = total
+    while len(source.users) == 1 and (reader := next(iter(source.users))).target in _VIEWS:
+        views.append(reader)
+        source = reader
+    if len(source.users) != 1 or reader.target != _ATEN.clone.default:
+        return False
+    own = _texts((len(parts), total.meta["val"].stride(parts[0].dim)))
+    value = source.meta["val"]
+    dims = [dim for dim, found in enumerate(zip(value.shape, value.stride(), strict=True)) if _texts(found) == own]
+    return len(dims) == 1 and _stack(parts, views, dims[0], reader)
+
+
+def _stack(parts: Sequence[_Part], views: Sequence[Node], dim: int, replaced: Node) -> bool:
+    """Replace a node by the stack of the parts along ``dim`` of what ``views`` make of each, if that has its strides."""
+    graph, expected = replaced.graph, replaced.meta["val"]
+    with graph.inserting_before(replaced):
+        pieces = [_call(graph, replaced, _ATEN.unsqueeze.default, part.value, part.dim) for part in parts]
+        for view in views:
+            pieces = [_call(graph, view, view.target, piece, *view.args[1:]) for piece in pieces]
+        if any(piece.meta["val"].dim() != expected.dim() for piece in pieces):  # a view removed the dimension of one part
+            return False
+        stacked = _call(graph, replaced, _ATEN.cat.default, pieces, dim)
+    found = stacked.meta["val"]
+    laid_out = [_texts((*value.shape, *value.stride())) for value in (found, expected)]
+    fits = bool(found.dtype == expected.dtype and laid_out[0] == laid_out[1])
+    if fits:
+        replaced.replace_all_uses_with(stacked)
+    return fits
+
+
+def _texts(sizes: Sequence[int | torch.SymInt]) -> list[str]:
+    """Sizes or strides as text. To compare symbolic ones would restrict the model to these."""
+    return list(map(str, sizes))
+
+
 def _is_plain_sum(node: Node) -> bool:
-    return not node.kwargs and all(isinstance(arg, Node) for arg in node.args)
+    return node.target is _ATEN.add.Tensor and not node.kwargs and all(isinstance(arg, Node) for arg in node.args)
 
 
 def _parts(node: Node) -> list[_Part] | None:
@@ -60,7 +117,7 @@ def _parts(node: Node) -> list[_Part] | None:
     found: list[_Part] = []
     for term in node.args:
         assert isinstance(term, Node)
-        inner = term.target == _ATEN.add.Tensor and _is_plain_sum(term) and len(term.users) == 1
+        inner = _is_plain_sum(term) and len(term.users) == 1
         part = _part(term)
         more = _parts(term) if inner else None if part is None else [part]
         if more is None:
@@ -97,7 +154,7 @@ def _cover(parts: list[_Part], node: Node) -> bool:
     return len(dims) == 1 and sorted(part.index for part in parts) == list(range(node.meta["val"].shape[min(dims)]))
 
 
-def _call(graph: torch.fx.Graph, like: Node, target: torch._ops.OpOverload, *args: Any) -> Node:
+def _call(graph: torch.fx.Graph, like: Node, target: Any, *args: Any) -> Node:
     """A call with the type of its result, at the place and source line of ``like``."""
     made = graph.call_function(target, args)
     made.meta = {name: value for name, value in like.meta.items() if name != "val"}

@@ -120,6 +120,19 @@ def _strided(x: torch.Tensor) -> torch.Tensor:
     return (x * 2).as_strided((2, 3), (3, 2), 1)
 
 
+def _without_images(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """As a build for a CPU writes them (``aotpack._torch.unread_images``)."""
+    _, of_image = F.max_pool2d(x, 3, 2, padding=1, return_indices=True)
+    _, of_volume = F.max_pool3d(x, (2, 3, 3), 2, return_indices=True)
+    first, second = (torch.arange(found.numel()).view(found.shape).float() for found in (of_image, of_volume))
+    window, cube = ([3, 3], [2, 2], [1, 1], [1, 1], False), ([2, 3, 3], [2, 2, 2], [0, 0, 0], [1, 1, 1], False)
+    return (
+        torch.ops.aten.max_pool2d_with_indices_backward(first, torch.zeros_like(x), *window, of_image),
+        torch.ops.aten.max_pool3d_with_indices_backward(second, torch.zeros_like(x), *cube, of_volume),
+        x.sum(),
+    )
+
+
 @pytest.mark.parametrize(
     ("function", "shape"),
     [
@@ -132,6 +145,7 @@ def _strided(x: torch.Tensor) -> torch.Tensor:
         pytest.param(_causal, (2, 3, 4, 8), id="causal attention"),
         pytest.param(_masked, (2, 3, 4, 8), id="masked attention"),
         pytest.param(lambda x: F.max_pool2d(x, 3, 2, padding=1), (2, 3, 9, 9), id="max pool"),
+        pytest.param(_without_images, (2, 3, 9, 7), id="gradients of maxima without the image"),
         pytest.param(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (1, 2, 5, 5), id="interpolate"),
         pytest.param(lambda x: x.t().t() + x.t().contiguous().view(4, 3).t().reshape(3, 4), (3, 4), id="transposes"),
         pytest.param(lambda x: x.masked_fill(x > 0, True) * torch.full((3, 4), True), (3, 4), id="truths as numbers"),

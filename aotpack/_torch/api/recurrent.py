@@ -159,18 +159,17 @@ class _Layer:
             through = (of_hidden @ constants[0]).to(hidden.dtype)
             of_states: list[Any] = [through if beside is None else through + beside, *of_rest]
             results = [value.to(state.dtype) for value, state in zip(of_states, (hidden, *rest), strict=True)]
-            results += [of_input, of_hidden] if cell.products_differ else [of_input]
-            return results if weights.projection is None else [*results, hidden]
+            return [*results, of_input] if weights.projection is None else [*results, of_input, hidden]
 
         constants = (weights.product,) if weights.projection is None else (weights.product, weights.projection)
         found = self.loop(step, gradients[1:], [gradients[0], *saved], constants, backwards=True)
-        of_states, of_rows = found[:count], found[count:]
-        of_hidden = of_rows[1] if cell.products_differ else of_rows[0]
-        results = [of_rows[0], *of_states, _of_weight(of_hidden, before[0])]
+        of_states, (of_input, *of_projected) = found[:count], found[count:]
+        of_hidden = of_input if cell.of_hidden is None else cell.of_hidden(of_input, saved).to(of_input.dtype)
+        results = [of_input, *of_states, _of_weight(of_hidden, before[0])]
         results += [of_hidden.sum((0, 1))] if self.has_bias else []
         if self.has_projection:
             inner = kept[0].chunk(4, -1)[3] * rows[1].tanh()
-            results.append(_of_weight(of_rows[-1], inner))
+            results.append(_of_weight(of_projected[0], inner))
         return results
 
 
@@ -278,7 +277,7 @@ def _run(
     weight, product, *rest = params
     bias, own_bias = rest[:2] if has_biases else (None, None)
     projection = rest[-1] if len(params) % 2 else None
-    if bias is not None and own_bias is not None and not cell.products_differ:  # only the sum of the products counts
+    if bias is not None and own_bias is not None and cell.of_hidden is None:  # only the sum of the products counts
         bias, own_bias = bias + own_bias, None
     sequence = linear(sequence, weight, bias)
     weights = [value for value in (product, own_bias, projection) if value is not None]

@@ -19,13 +19,14 @@ class Cell(NamedTuple):
     gradient needs. ``saved(before, after, kept)`` selects the values that ``backward`` reads.
     ``backward(gradients, saved)`` takes the gradients of the next state. It returns the gradients
     of both products and of the state; None for a state that is used only in a product.
-    ``products_differ``: whether the two products have different gradients.
+    ``of_hidden(of_input, saved)`` computes the gradient of the product with the hidden state from that of the product
+    with the input, for all steps at once. It is null where the two are equal.
     """
 
     forward: Callable[[Tensor, Tensor, State], tuple[State, State]]
     saved: Callable[[State, State, State], State]
     backward: Callable[[State, State], tuple[Tensor, Tensor, Sequence[Tensor | None]]]
-    products_differ: bool = False
+    of_hidden: Callable[[Tensor, State], Tensor] | None = None
 
 
 def _lstm(from_input: Tensor, from_hidden: Tensor, state: State) -> tuple[State, State]:
@@ -67,6 +68,11 @@ def _gru_backward(gradients: State, saved: State) -> tuple[Tensor, Tensor, Seque
     return torch.cat([reset, update, new], -1), torch.cat([reset, update, new * r], -1), (gradient * z,)
 
 
+def _gru_of_hidden(of_input: Tensor, saved: State) -> Tensor:
+    reset, update, new = of_input.chunk(3, -1)
+    return torch.cat([reset, update, new * saved[1].chunk(3, -1)[0]], -1)
+
+
 def _plain(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor, State], tuple[State, State]]:
     return lambda from_input, from_hidden, state: ((function(from_input + from_hidden),), ())
 
@@ -86,4 +92,4 @@ def _after(before: State, after: State, kept: State) -> State:
 TANH = Cell(_plain(torch.tanh), _after, _plain_backward(lambda gradient, result: gradient * (1 - result * result)))
 RELU = Cell(_plain(torch.relu), _after, _plain_backward(lambda gradient, result: torch.where(result > 0, gradient, 0)))
 LSTM = Cell(_lstm, lambda before, after, kept: (before[1], after[1], *kept), _lstm_backward)
-GRU = Cell(_gru, lambda before, after, kept: (*before, *kept), _gru_backward, products_differ=True)
+GRU = Cell(_gru, lambda before, after, kept: (*before, *kept), _gru_backward, _gru_of_hidden)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ from torch.utils import _pytree as pytree
 from aotpack_loader.devices.generator import exchange_random_state, random_state
 
 from ..._torch.api.fake_tensors import fake_mode_of
+from ..._torch.api.nodes import without_views
 from ..._torch.decompose import trace
-from . import decompositions
+from . import decompositions, pools
 from .nested import copy_of, regions
 
 aten = torch.ops.aten
@@ -47,6 +49,8 @@ _ACCUMULATIONS = (
 torch_xla.
 """
 
+_CONSTANTS = {aten.full.default, aten.full_like.default, aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default}
+
 
 def normalise(module: GraphModule) -> GraphModule:
     """A normalised copy of ``module`` and of the graphs that it runs, with the same inputs and
@@ -64,7 +68,9 @@ def normalise(module: GraphModule) -> GraphModule:
     for node in list(graph.nodes):
         if node.target in (random_state, exchange_random_state):
             _hold_seed(node)
-        if node.op == "call_function" and node.target in table and _has_fixed_sizes(node):
+        if node.target in pools.MAXIMA and without_views(node.args[1]).target in _CONSTANTS:  # a build for a CPU saves no image
+            _expand(node, partial(pools.maxima_backward, pools.MAXIMA[node.target]), known)
+        elif node.op == "call_function" and node.target in table and _has_fixed_sizes(node):
             _expand(node, table[node.target], known)
     for node in list(graph.nodes):
         if node.target in _REDUCTIONS:

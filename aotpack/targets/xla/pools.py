@@ -21,6 +21,22 @@ AVERAGES = {
 """Average pools and their gradients, by the number of dimensions of a window."""
 
 
+MAXIMA = {
+    aten.max_pool2d_with_indices_backward.default: 2,
+    aten.max_pool3d_with_indices_backward.default: 3,
+}
+"""Gradients of pools of maxima, and the number of dimensions of a window. torch reads only the indices, torch_xla the image."""
+
+
+def maxima_backward(rank: int, gradient: torch.Tensor, image: torch.Tensor, *window: Any) -> torch.Tensor:
+    """One of :data:`MAXIMA`, from the indices (the last argument), which number the elements of a channel.
+
+    Of ``image`` it reads only the size.
+    """
+    found = gradient.new_zeros([*image.shape[:-rank], math.prod(image.shape[-rank:])])
+    return found.scatter_add(-1, window[-1].flatten(-rank), gradient.flatten(-rank)).view(image.shape)
+
+
 def adaptive_average(x: torch.Tensor, output_size: list[int]) -> torch.Tensor:
     """Adaptive average pooling, one dimension after another: the sizes are known."""
     for dim, size in zip((-2, -1), output_size, strict=True):
