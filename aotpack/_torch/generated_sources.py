@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from .fixes.inductor.checks import with_checks, with_kernel_errors
 
 _LSTM = "aoti_torch_cpu_mkldnn_rnn_layer("
+_GROUPED = re.compile(r"aoti_torch_cpu_convolution_backward(\((?:[^;]*), (?!1L)\d+L, std::array<int32_t, 3>)")
+"""A call that differentiates a convolution in several groups: the number of groups is the argument before the last array."""
 _PRODUCTS = ("mm_out", "addmm_out")
 _RUN = "void AOTInductorModel::run_impl("
 _ALLOCATE = "aoti_torch_empty_strided("
@@ -18,7 +21,7 @@ def finished_wrapper(wrapper: str, products: int, runs: int) -> str:
 
     ``runs``: how often a step runs the code.
     """
-    wrapper = _with_large_pages(_with_products(with_functions(wrapper), products), runs)
+    wrapper = _with_large_pages(_with_products(_with_depthwise(with_functions(wrapper)), products), runs)
     return with_kernel_errors(_plain_if_long(wrapper))
 
 
@@ -30,6 +33,12 @@ def _with_products(source: str, products: int) -> str:
         source = source.replace(f"aoti_torch_cpu_{name}(", f"aotpack::{name}(")
     functions = Path(__file__).with_name("products.h").read_text()
     return f"#include <cstdint>\nstatic constexpr int64_t aotpack_products_from = {products};\n{functions}\n{source}"
+
+
+def _with_depthwise(wrapper: str) -> str:
+    """A wrapper in which depthwise convolutions are differentiated by ``depthwise.h``."""
+    wrapper, calls = _GROUPED.subn(r"aotpack::convolution_backward\1", wrapper)
+    return f"{Path(__file__).with_name('depthwise.h').read_text()}\n{wrapper}" if calls else wrapper
 
 
 def with_functions(source: str) -> str:

@@ -120,7 +120,7 @@ GROUPS = (
         "builder",
         "Native code: later targets, donated buffers, generated kernels, tuning, other releases",
         _files(
-            "compile donation eager_kernels generated_code generated_loops large_pages"
+            "compile donation depthwise eager_kernels generated_code generated_loops large_pages"
             " layouts lstm_kernel spectra toolchain torch_releases tune"
         ),
         slow=True,

@@ -1,0 +1,250 @@
+// Gradients of depthwise convolutions with windows of 5, 7, 9 or 11 columns, on channels-last images of float32. For the weights
+// oneDNN copies all windows of an image, which takes 2 to 10 times as long, and their memory: 49 times the image's for windows of
+// 7 by 7. generated_sources.py puts this file before generated code that needs it.
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+namespace aotpack {
+
+// A convolution of two dimensions: sizes and strides of both, in elements of an image.
+struct Window {
+  int64_t batch, channels, height, width, rows, columns; // of the image, then of the result
+  std::array<int64_t, 2> stride, padding, dilation;
+};
+
+using Lanes = float __attribute__((vector_size(64), aligned(4)));
+constexpr int64_t kLanes = 16;
+
+static inline Lanes lanes_at(const float* from) {
+  Lanes found;
+  std::memcpy(&found, from, sizeof(found));
+  return found;
+}
+
+// The same for the results whose windows are inside of the image, in registers: all indices are constants.
+template <int... kColumn>
+static inline void add_products(
+    Lanes* sum, const float* result, int64_t to_next, const float* pixel, int64_t step, int64_t apart, int64_t count,
+    std::integer_sequence<int, kColumn...>) {
+  Lanes found[] = {sum[kColumn]...};
+  for (; count > 0; --count, result += to_next, pixel += step) {
+    const Lanes one = lanes_at(result);
+    ((found[kColumn] += one * lanes_at(pixel + kColumn * apart)), ...);
+  }
+  ((sum[kColumn] = found[kColumn]), ...);
+}
+
+// The gradient of one row of windows, for up to 16 channels: into[column of the window][channel].
+template <int kColumns>
+__attribute__((noinline)) static void window_row(
+    const float* gradient, const float* image, const Window& window, int64_t row, int64_t channel, float (*into)[kLanes]) {
+  const int64_t count = std::min(kLanes, window.channels - channel);
+  const int64_t step = window.stride[1], apart = window.dilation[1], before = window.padding[1];
+  // Results whose windows are inside of the image in all columns
+  const int64_t first = std::min(window.columns, (before + step - 1) / step);
+  const int64_t last = window.width - 1 + before - (kColumns - 1) * apart;
+  const int64_t end = last < 0 ? first : std::max(first, std::min(window.columns, last / step + 1));
+  const auto read = [&](const float* from) {
+    if (count == kLanes) {
+      return lanes_at(from);
+    }
+    Lanes found{};
+    std::memcpy(&found, from, count * sizeof(float));
+    return found;
+  };
+  Lanes total[kColumns] = {};
+  for (int64_t item = 0; item < window.batch; ++item) {
+    for (int64_t y = 0; y < window.rows; ++y) {
+      const int64_t from = y * window.stride[0] + row * window.dilation[0] - window.padding[0];
+      if (from < 0 || from >= window.height) {
+        continue;
+      }
+      const float* results = gradient + ((item * window.rows + y) * window.columns) * window.channels + channel;
+      const float* pixels = image + ((item * window.height + from) * window.width) * window.channels + channel;
+      Lanes sum[kColumns] = {}; // of this row; the sum of rows is more exact than one of all elements
+      const auto at_edge = [&](int64_t x) {
+        const Lanes result = read(results + x * window.channels);
+        for (int column = 0; column < kColumns; ++column) {
+          const int64_t pixel = x * step + column * apart - before;
+          if (pixel >= 0 && pixel < window.width) {
+            sum[column] += result * read(pixels + pixel * window.channels);
+          }
+        }
+      };
+      for (int64_t x = 0; x < first; ++x) {
+        at_edge(x);
+      }
+      if (count == kLanes) {
+        add_products(
+            sum, results + first * window.channels, window.channels, pixels + (first * step - before) * window.channels,
+            step * window.channels, apart * window.channels, end - first, std::make_integer_sequence<int, kColumns>());
+      } else {
+        for (int64_t x = first; x < end; ++x) {
+          at_edge(x);
+        }
+      }
+      for (int64_t x = std::max(first, end); x < window.columns; ++x) {
+        at_edge(x);
+      }
+      for (int column = 0; column < kColumns; ++column) {
+        total[column] += sum[column];
+      }
+    }
+  }
+  std::memcpy(into, total, sizeof(total));
+}
+
+template <int kColumns>
+static void weight_gradient(const float* gradient, const float* image, const Window& window, int64_t window_rows, float* into) {
+  const int64_t blocks = (window.channels + kLanes - 1) / kLanes;
+#pragma omp parallel for collapse(2) schedule(static)
+  for (int64_t block = 0; block < blocks; ++block) {
+    for (int64_t row = 0; row < window_rows; ++row) {
+      float found[kColumns][kLanes];
+      window_row<kColumns>(gradient, image, window, row, block * kLanes, found);
+      for (int64_t lane = 0; lane < std::min(kLanes, window.channels - block * kLanes); ++lane) {
+        for (int column = 0; column < kColumns; ++column) {
+          into[((block * kLanes + lane) * window_rows + row) * kColumns + column] = found[column][lane];
+        }
+      }
+    }
+  }
+}
+
+// The sums of a gradient's channels.
+static inline void bias_gradient(const float* gradient, const Window& window, float* into) {
+  std::fill_n(into, window.channels, 0.0f);
+  const int64_t blocks = (window.channels + kLanes - 1) / kLanes;
+#pragma omp parallel for schedule(static)
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t start = block * kLanes, count = std::min(kLanes, window.channels - start);
+    for (int64_t row = 0; row < window.batch * window.rows; ++row) {
+      Lanes sum{};
+      for (int64_t x = 0; x < window.columns; ++x) {
+        Lanes one{};
+        std::memcpy(&one, gradient + (row * window.columns + x) * window.channels + start, count * sizeof(float));
+        sum += one;
+      }
+      for (int64_t lane = 0; lane < count; ++lane) {
+        into[start + lane] += sum[lane];
+      }
+    }
+  }
+}
+
+struct Image {
+  int64_t sizes[4] = {}, strides[4] = {};
+  bool is_float = false;
+
+  explicit Image(AtenTensorHandle tensor) {
+    int32_t type = 0;
+    int64_t dims = 0, *own_sizes = nullptr, *own_strides = nullptr;
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &type));
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &dims));
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &own_sizes));
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &own_strides));
+    is_float = dims == 4 && type == aoti_torch_dtype_float32();
+    if (is_float) {
+      std::copy_n(own_sizes, 4, sizes);
+      std::copy_n(own_strides, 4, strides);
+    }
+  }
+  bool is_channels_last() const {
+    const int64_t dense[] = {sizes[1] * sizes[2] * sizes[3], 1, sizes[1] * sizes[3], sizes[1]};
+    for (int dim = 0; dim < 4; ++dim) {
+      if (sizes[dim] == 0 || (sizes[dim] != 1 && strides[dim] != dense[dim])) {
+        return false;
+      }
+    }
+    return is_float;
+  }
+};
+
+template <int kColumns>
+static bool add_weight_gradient(int64_t columns, const float* gradient, const float* image, const Window& window, int64_t rows, float* into) {
+  if (columns == kColumns) {
+    weight_gradient<kColumns>(gradient, image, window, rows, into);
+  }
+  return columns == kColumns;
+}
+
+static inline AtenTensorHandle new_tensor(int64_t dims, const int64_t* sizes, const int64_t* strides, float** data) {
+  AtenTensorHandle made = nullptr;
+  void* memory = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(dims, sizes, strides, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, &made));
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(made, &memory));
+  *data = static_cast<float*>(memory);
+  return made;
+}
+
+// As aoti_torch_cpu_convolution_backward.
+[[maybe_unused]] static AOTITorchError convolution_backward(
+    AtenTensorHandle gradient,
+    AtenTensorHandle input,
+    AtenTensorHandle weight,
+    const int64_t** bias_sizes,
+    int64_t bias_sizes_len,
+    const int64_t* stride,
+    int64_t stride_len,
+    const int64_t* padding,
+    int64_t padding_len,
+    const int64_t* dilation,
+    int64_t dilation_len,
+    int32_t transposed,
+    const int64_t* output_padding,
+    int64_t output_padding_len,
+    int64_t groups,
+    const int32_t* wanted,
+    int64_t wanted_len,
+    AtenTensorHandle* of_input,
+    AtenTensorHandle* of_weight,
+    AtenTensorHandle* of_bias) {
+  const auto by_torch = [&](const int32_t* results) {
+    return aoti_torch_cpu_convolution_backward(
+        gradient, input, weight, bias_sizes, bias_sizes_len, stride, stride_len, padding, padding_len, dilation, dilation_len,
+        transposed, output_padding, output_padding_len, groups, results, wanted_len, of_input, of_weight, of_bias);
+  };
+  const Image result(gradient), image(input), kernel(weight);
+  const int64_t rows = kernel.sizes[2], columns = kernel.sizes[3], channels = image.sizes[1];
+  const bool is_large = columns == 5 || columns == 7 || columns == 9 || columns == 11;
+  const bool is_depthwise = kernel.is_float && groups == channels && kernel.sizes[0] == channels && kernel.sizes[1] == 1;
+  const bool is_plain = stride_len == 2 && padding_len == 2 && dilation_len == 2 && transposed == 0;
+  if (wanted[1] == 0 || !is_large || !is_depthwise || !is_plain || !image.is_channels_last() || !result.is_channels_last()) {
+    return by_torch(wanted);
+  }
+  const std::array<int32_t, 3> rest = {wanted[0], 0, 0};
+  if (const AOTITorchError error = by_torch(rest.data())) {
+    return error;
+  }
+  const Window window = {
+      image.sizes[0], channels, image.sizes[2], image.sizes[3], result.sizes[2], result.sizes[3],
+      {stride[0], stride[1]}, {padding[0], padding[1]}, {dilation[0], dilation[1]}};
+  void *from = nullptr, *pixels = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(gradient, &from));
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(input, &pixels));
+  const auto *differences = static_cast<const float*>(from), *values = static_cast<const float*>(pixels);
+  const int64_t strides[] = {rows * columns, rows * columns, columns, 1}, step = 1;
+  float* into = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_delete_tensor_object(*of_weight)); // an undefined tensor
+  *of_weight = new_tensor(4, kernel.sizes, strides, &into);
+  (void)(add_weight_gradient<5>(columns, differences, values, window, rows, into) ||
+         add_weight_gradient<7>(columns, differences, values, window, rows, into) ||
+         add_weight_gradient<9>(columns, differences, values, window, rows, into) ||
+         add_weight_gradient<11>(columns, differences, values, window, rows, into));
+  if (wanted[2] != 0) {
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_delete_tensor_object(*of_bias));
+    *of_bias = new_tensor(1, &channels, &step, &into);
+    bias_gradient(differences, window, into);
+  }
+  return AOTI_TORCH_SUCCESS;
+}
+
+} // namespace aotpack
