@@ -221,6 +221,10 @@ static inline AtenTensorHandle new_tensor(int64_t dims, const int64_t* sizes, co
     return by_torch(wanted);
   }
   const std::array<int32_t, 3> rest = {wanted[0], 0, 0};
+  *of_weight = nullptr;
+  if (wanted[2] != 0) {
+    *of_bias = nullptr;
+  }
   if (const AOTITorchError error = by_torch(rest.data())) {
     return error;
   }
@@ -233,7 +237,7 @@ static inline AtenTensorHandle new_tensor(int64_t dims, const int64_t* sizes, co
   const auto *differences = static_cast<const float*>(from), *values = static_cast<const float*>(pixels);
   const int64_t strides[] = {rows * columns, rows * columns, columns, 1}, step = 1;
   float* into = nullptr;
-  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_delete_tensor_object(*of_weight)); // an undefined tensor
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_delete_tensor_object(*of_weight)); // an undefined tensor, or null
   *of_weight = new_tensor(4, kernel.sizes, strides, &into);
   (void)(add_weight_gradient<5>(columns, differences, values, window, rows, into) ||
          add_weight_gradient<7>(columns, differences, values, window, rows, into) ||

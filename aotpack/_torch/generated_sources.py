@@ -8,8 +8,10 @@ from pathlib import Path
 from .fixes.inductor.checks import with_checks, with_kernel_errors
 
 _LSTM = "aoti_torch_cpu_mkldnn_rnn_layer("
-_GROUPED = re.compile(r"aoti_torch_cpu_convolution_backward(\((?:[^;]*), (?!1L)\d+L, std::array<int32_t, 3>)")
-"""A call that differentiates a convolution in several groups: the number of groups is the argument before the last array."""
+_GROUPED = re.compile(
+    r"aoti_torch_cpu_convolution_backward(\([^;]*, (?!1L)\d+L, (?:static_cast<const int32_t\*>\()?std::array<int32_t, 3>)"
+)
+"""A call that differentiates a convolution in several groups: their number is before the last array. torch 2.15 casts arrays."""
 _PRODUCTS = ("mm_out", "addmm_out")
 _RUN = "void AOTInductorModel::run_impl("
 _ALLOCATE = "aoti_torch_empty_strided("
