@@ -28,7 +28,8 @@ static inline Lanes lanes_at(const float* from) {
   return found;
 }
 
-// The same for the results whose windows are inside of the image, in registers: all indices are constants.
+// Adds the products of consecutive results with the pixels in each column of their windows, which must all be inside of the image.
+// The sums are in registers, because all indices are constants.
 template <int... kColumn>
 static inline void add_products(
     Lanes* sum, const float* result, int64_t to_next, const float* pixel, int64_t step, int64_t apart, int64_t count,
