@@ -1,5 +1,5 @@
 // Gradients of depthwise convolutions with windows of 5, 7, 9 or 11 columns, on channels-last images of float32. For the weights
-// oneDNN copies all windows of an image, which takes 2 to 10 times as long, and their memory: 49 times the image's for windows of
+// oneDNN copies all windows of an image, which takes 3 to 10 times as long, and their memory: 49 times the image's for windows of
 // 7 by 7. generated_sources.py puts this file before generated code that needs it.
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -11,6 +11,8 @@
 #include <cstring>
 #include <utility>
 
+#pragma GCC push_options
+#pragma GCC optimize("O3") // the calls of kernels around this file are compiled in less time, with few optimizations
 namespace aotpack {
 
 // A convolution of two dimensions: sizes and strides of both, in elements of an image.
@@ -253,3 +255,4 @@ static inline AtenTensorHandle new_tensor(int64_t dims, const int64_t* sizes, co
 }
 
 } // namespace aotpack
+#pragma GCC pop_options
