@@ -145,6 +145,15 @@ def test_kept_bundles_of_another_compiler_are_built_again(tmp_path: Path, monkey
     assert built == [tmp_path / "tiny-target-cpu.aotpack"] * 2
 
 
+def test_measured_processes_run_this_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result names the checkout's revision, so code from elsewhere must not be measured."""
+    bench = runner.Bench(tmp_path, quick=False, pin=False)
+    bench.check_checkout()
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    with pytest.raises(runner.BenchError, match=rf"aotpack/__init__\.py, which is not in {tmp_path}\. Run scripts/setup"):
+        bench.check_checkout()
+
+
 def test_a_report_replaces_what_is_between_its_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- a:begin -->\nold\n<!-- a:end -->\n<!-- b:begin --><!-- b:end -->\n")

@@ -70,6 +70,7 @@ def main() -> None:
         work.mkdir(parents=True, exist_ok=True)
         bench = Bench(work, options.quick, pin, options.networks, results=options.results.resolve())
         try:
+            bench.check_checkout()
             if options.prepare:
                 return _prepare(bench)
             for name in options.only:

@@ -135,6 +135,18 @@ class Bench:
             raise BenchError(f"`{' '.join(command)}` exited with {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
 
+    def check_checkout(self) -> None:
+        """Check that the measured processes run this checkout, whose revision the results name.
+
+        Raises:
+            BenchError: they import aotpack or its loader from elsewhere.
+        """
+        lines = self.python("-c", "import aotpack, aotpack_loader; print(aotpack.__file__, aotpack_loader.__file__, sep='\\n')")
+        for found in map(Path, lines.splitlines()):
+            if not found.resolve().is_relative_to(ROOT.resolve()):
+                hint = "Run scripts/setup there, and this with its Python. PYTHONPATH does not reach the processes."
+                raise BenchError(f"{self.python_path} imports {found}, which is not in {ROOT}. {hint}")
+
     def json(self, *words: object, **keywords: Any) -> dict[str, Any]:
         """The last line of a Python process's output, which is JSON."""
         found: dict[str, Any] = json.loads(self.python(*words, **keywords).strip().splitlines()[-1])
