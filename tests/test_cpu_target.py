@@ -259,7 +259,7 @@ def test_arguments_of_convolution_gradients_are_not_copied(tmp_path: Path) -> No
         torch.autograd.grad(result, images)
     events: Any = profile.events()
     copies = [event.input_shapes[0] for event in events if event.name == "aten::copy_" and _of_convolution(event)]
-    assert copies == [[24, 1, 5, 5]]  # the kernel's own copy of the weight
+    assert copies == []  # torch's kernel would also copy the weight; windows of 5 columns have a function of ours
 
 
 def _of_convolution(event: Any) -> bool:
