@@ -35,13 +35,17 @@ _COSTLY: Final = {
 def costly_operands_stored() -> Iterator[None]:
     """Store a broadcast operand that takes costly operations, instead of computing it for each element.
 
-    Inductor marks values with several users by the same function, so those with many users are stored, too.
+    Inductor marks values with several users by the same function, so those with many users are stored, too. A sum of
+    several values is, even if it is cheap: these can be freed before its users run.
     """
     mark: Callable[..., None] = ir.StorageBox.mark_reuse
 
     def marked(box: Any, users: int, **how: Any) -> None:
         mark(box, users, **how)
-        if users >= _TIMES and isinstance(box.data, ir.Pointwise | ir.Reduction) and _is_costly(box.data, users):
+        if users < _TIMES or not isinstance(box.data, ir.Pointwise | ir.Reduction):
+            return
+        has_users = how.get("graph_reuse", True)  # else it is a broadcast; before torch 2.13 Inductor does not tell
+        if _is_costly(box.data, users) or (has_users and len({read.name for read in box.data.get_reads()}) > 1):
             box.realize()
             if isinstance(box.data, ir.ComputedBuffer):
                 vars(box.data)["_force_realize"] = True  # else what reads no memory, such as a window, is computed again

@@ -2,7 +2,6 @@
 // oneDNN copies all windows of an image, which takes 3 to 10 times as long, and their memory: 49 times the image's for windows of
 // 7 by 7. generated_sources.py puts this file before generated code that needs it.
 
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 
 #include <algorithm>
@@ -30,6 +29,16 @@ static inline Lanes lanes_at(const float* from) {
   return found;
 }
 
+// The first `count` lanes; the others are 0.
+static inline Lanes lanes_at(const float* from, int64_t count) {
+  if (count == kLanes) {
+    return lanes_at(from);
+  }
+  Lanes found{};
+  std::memcpy(&found, from, count * sizeof(float));
+  return found;
+}
+
 // Adds the products of consecutive results with the pixels in each column of their windows, which must all be inside of the image.
 // The sums are in registers, because all indices are constants.
 template <int... kColumn>
@@ -54,14 +63,6 @@ __attribute__((noinline)) static void window_row(
   const int64_t first = std::min(window.columns, (before + step - 1) / step);
   const int64_t last = window.width - 1 + before - (kColumns - 1) * apart;
   const int64_t end = last < 0 ? first : std::max(first, std::min(window.columns, last / step + 1));
-  const auto read = [&](const float* from) {
-    if (count == kLanes) {
-      return lanes_at(from);
-    }
-    Lanes found{};
-    std::memcpy(&found, from, count * sizeof(float));
-    return found;
-  };
   Lanes total[kColumns] = {};
   for (int64_t item = 0; item < window.batch; ++item) {
     for (int64_t y = 0; y < window.rows; ++y) {
@@ -73,11 +74,11 @@ __attribute__((noinline)) static void window_row(
       const float* pixels = image + ((item * window.height + from) * window.width) * window.channels + channel;
       Lanes sum[kColumns] = {}; // of this row; the sum of rows is more exact than one of all elements
       const auto at_edge = [&](int64_t x) {
-        const Lanes result = read(results + x * window.channels);
+        const Lanes result = lanes_at(results + x * window.channels, count);
         for (int column = 0; column < kColumns; ++column) {
           const int64_t pixel = x * step + column * apart - before;
           if (pixel >= 0 && pixel < window.width) {
-            sum[column] += result * read(pixels + pixel * window.channels);
+            sum[column] += result * lanes_at(pixels + pixel * window.channels, count);
           }
         }
       };
@@ -131,9 +132,7 @@ static inline void bias_gradient(const float* gradient, const Window& window, fl
     for (int64_t row = 0; row < window.batch * window.rows; ++row) {
       Lanes sum{};
       for (int64_t x = 0; x < window.columns; ++x) {
-        Lanes one{};
-        std::memcpy(&one, gradient + (row * window.columns + x) * window.channels + start, count * sizeof(float));
-        sum += one;
+        sum += lanes_at(gradient + (row * window.columns + x) * window.channels + start, count);
       }
       for (int64_t lane = 0; lane < count; ++lane) {
         into[start + lane] += sum[lane];
@@ -142,49 +141,40 @@ static inline void bias_gradient(const float* gradient, const Window& window, fl
   }
 }
 
-struct Image {
-  int64_t sizes[4] = {}, strides[4] = {};
-  bool is_float = false;
-
-  explicit Image(AtenTensorHandle tensor) {
-    int32_t type = 0;
-    int64_t dims = 0, *own_sizes = nullptr, *own_strides = nullptr;
-    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &type));
-    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &dims));
-    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &own_sizes));
-    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &own_strides));
-    is_float = dims == 4 && type == aoti_torch_dtype_float32();
-    if (is_float) {
-      std::copy_n(own_sizes, 4, sizes);
-      std::copy_n(own_strides, 4, strides);
-    }
-  }
-  bool is_channels_last() const {
-    const int64_t dense[] = {sizes[1] * sizes[2] * sizes[3], 1, sizes[1] * sizes[3], sizes[1]};
-    for (int dim = 0; dim < 4; ++dim) {
-      if (sizes[dim] == 0 || (sizes[dim] != 1 && strides[dim] != dense[dim])) {
-        return false;
-      }
-    }
-    return is_float;
-  }
-};
-
-template <int kColumns>
-static bool add_weight_gradient(int64_t columns, const float* gradient, const float* image, const Window& window, int64_t rows, float* into) {
-  if (columns == kColumns) {
-    weight_gradient<kColumns>(gradient, image, window, rows, into);
-  }
-  return columns == kColumns;
+static bool is_image(const Layout& layout) {
+  return layout.dims == 4 && layout.is_float;
 }
 
-static inline AtenTensorHandle new_tensor(int64_t dims, const int64_t* sizes, const int64_t* strides, float** data) {
+static bool is_channels_last(const Layout& image) {
+  const int64_t *sizes = image.sizes, dense[] = {sizes[1] * sizes[2] * sizes[3], 1, sizes[1] * sizes[3], sizes[1]};
+  for (int dim = 0; dim < 4; ++dim) {
+    if (sizes[dim] == 0 || (sizes[dim] != 1 && image.strides[dim] != dense[dim])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The function for windows of as many columns, or null.
+static decltype(&weight_gradient<5>) weight_gradient_for(int64_t columns) {
+  switch (columns) {
+    case 5:
+      return weight_gradient<5>;
+    case 7:
+      return weight_gradient<7>;
+    case 9:
+      return weight_gradient<9>;
+    case 11:
+      return weight_gradient<11>;
+    default:
+      return nullptr;
+  }
+}
+
+static inline AtenTensorHandle new_tensor(int64_t dims, const int64_t* sizes, const int64_t* strides) {
   AtenTensorHandle made = nullptr;
-  void* memory = nullptr;
   AOTI_TORCH_ERROR_CODE_CHECK(
       aoti_torch_empty_strided(dims, sizes, strides, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, &made));
-  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(made, &memory));
-  *data = static_cast<float*>(memory);
   return made;
 }
 
@@ -215,12 +205,15 @@ static inline AtenTensorHandle new_tensor(int64_t dims, const int64_t* sizes, co
         gradient, input, weight, bias_sizes, bias_sizes_len, stride, stride_len, padding, padding_len, dilation, dilation_len,
         transposed, output_padding, output_padding_len, groups, results, wanted_len, of_input, of_weight, of_bias);
   };
-  const Image result(gradient), image(input), kernel(weight);
-  const int64_t rows = kernel.sizes[2], columns = kernel.sizes[3], channels = image.sizes[1];
-  const bool is_large = columns == 5 || columns == 7 || columns == 9 || columns == 11;
-  const bool is_depthwise = kernel.is_float && groups == channels && kernel.sizes[0] == channels && kernel.sizes[1] == 1;
+  const Layout result(gradient), image(input), kernel(weight);
   const bool is_plain = stride_len == 2 && padding_len == 2 && dilation_len == 2 && transposed == 0;
-  if (wanted[1] == 0 || !is_large || !is_depthwise || !is_plain || !image.is_channels_last() || !result.is_channels_last()) {
+  const bool are_images = is_image(result) && is_image(image) && is_image(kernel);
+  if (wanted[1] == 0 || !is_plain || !are_images || !is_channels_last(image) || !is_channels_last(result)) {
+    return by_torch(wanted);
+  }
+  const int64_t rows = kernel.sizes[2], columns = kernel.sizes[3], channels = image.sizes[1];
+  const auto add_up = weight_gradient_for(columns);
+  if (add_up == nullptr || groups != channels || kernel.sizes[0] != channels || kernel.sizes[1] != 1) {
     return by_torch(wanted);
   }
   const std::array<int32_t, 3> rest = {wanted[0], 0, 0};
@@ -234,22 +227,14 @@ static inline AtenTensorHandle new_tensor(int64_t dims, const int64_t* sizes, co
   const Window window = {
       image.sizes[0], channels, image.sizes[2], image.sizes[3], result.sizes[2], result.sizes[3],
       {stride[0], stride[1]}, {padding[0], padding[1]}, {dilation[0], dilation[1]}};
-  void *from = nullptr, *pixels = nullptr;
-  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(gradient, &from));
-  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(input, &pixels));
-  const auto *differences = static_cast<const float*>(from), *values = static_cast<const float*>(pixels);
   const int64_t strides[] = {rows * columns, rows * columns, columns, 1}, step = 1;
-  float* into = nullptr;
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_delete_tensor_object(*of_weight)); // an undefined tensor, or null
-  *of_weight = new_tensor(4, kernel.sizes, strides, &into);
-  (void)(add_weight_gradient<5>(columns, differences, values, window, rows, into) ||
-         add_weight_gradient<7>(columns, differences, values, window, rows, into) ||
-         add_weight_gradient<9>(columns, differences, values, window, rows, into) ||
-         add_weight_gradient<11>(columns, differences, values, window, rows, into));
+  *of_weight = new_tensor(4, kernel.sizes, strides);
+  add_up(floats_of(gradient), floats_of(input), window, rows, floats_of(*of_weight));
   if (wanted[2] != 0) {
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_delete_tensor_object(*of_bias));
-    *of_bias = new_tensor(1, &channels, &step, &into);
-    bias_gradient(differences, window, into);
+    *of_bias = new_tensor(1, &channels, &step);
+    bias_gradient(floats_of(gradient), window, floats_of(*of_bias));
   }
   return AOTI_TORCH_SUCCESS;
 }

@@ -31,7 +31,6 @@ EAGER_KERNELS: Final = (
     _aten.col2im.default,
     _aten.erfinv.default,
     _aten.grid_sampler_2d.default,
-    _aten.max_pool2d_with_indices_backward.default,
     _aten.upsample_bicubic2d.default,
     _aten.upsample_trilinear3d.default,
 )
@@ -43,7 +42,12 @@ _ON_CHANNELS_LAST: Final = (
 _CHANNELS: Final = 8
 """The number of channels from which on that is so. With three it is not."""
 _INTERPOLATIONS: Final = ("upsample_bicubic2d", "upsample_bilinear2d", "upsample_trilinear3d")
-KEPT_WHOLE: Final = (*EAGER_KERNELS, _aten.upsample_bilinear2d.default, _aten.im2col.default)
+KEPT_WHOLE: Final = (
+    *EAGER_KERNELS,
+    _aten.im2col.default,
+    _aten.max_pool2d_with_indices_backward.default,
+    _aten.upsample_bilinear2d.default,
+)
 """Operators that are not decomposed before Inductor lowers a graph."""
 
 

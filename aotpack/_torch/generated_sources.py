@@ -33,35 +33,38 @@ def _with_products(source: str, products: int) -> str:
         return source
     for name in _PRODUCTS:
         source = source.replace(f"aoti_torch_cpu_{name}(", f"aotpack::{name}(")
-    functions = Path(__file__).with_name("products.h").read_text()
-    return f"#include <cstdint>\nstatic constexpr int64_t aotpack_products_from = {products};\n{functions}\n{source}"
+    threshold = f"#include <cstdint>\nstatic constexpr int64_t aotpack_products_from = {products};\n"
+    return f"{threshold}{_headers('tensors.h', 'products.h')}{source}"
 
 
 def _with_depthwise(wrapper: str) -> str:
     """A wrapper in which depthwise convolutions are differentiated by ``depthwise.h``."""
     wrapper, calls = _GROUPED.subn(r"aotpack::convolution_backward\1", wrapper)
-    return f"{Path(__file__).with_name('depthwise.h').read_text()}\n{wrapper}" if calls else wrapper
+    return f"{_headers('tensors.h', 'depthwise.h')}{wrapper}" if calls else wrapper
+
+
+def _headers(*names: str) -> str:
+    """The text of files beside this one."""
+    return "".join(f"{Path(__file__).with_name(name).read_text()}\n" for name in names)
 
 
 def with_functions(source: str) -> str:
     """A file of generated code, with the functions that it calls: those of checks, of ``kernels.h`` and of ``lstm.h``."""
     if _LSTM in source:
-        return Path(__file__).with_name("lstm.h").read_text() + with_checks(source.replace(_LSTM, "aotpack::lstm_layer("))
+        return _headers("lstm.h") + with_checks(source.replace(_LSTM, "aotpack::lstm_layer("))
     source = source.replace("CascadeSumHelper<", "aotpack::CascadeSum<")
     needed = any(name in source for name in ("aotpack::", "VecMask<"))
-    kernels = f"{Path(__file__).with_name('kernels.h').read_text()}\n" if needed else ""
-    return kernels + with_checks(source)
+    return (_headers("kernels.h") if needed else "") + with_checks(source)
 
 
 def _with_large_pages(wrapper: str, runs: int) -> str:
     """A wrapper that gives its large buffers large pages after the first step (``large_pages.h``)."""
     if _ALLOCATE not in wrapper:
         return wrapper
-    functions = Path(__file__).with_name("large_pages.h").read_text()
     before, start, body = wrapper.replace(_ALLOCATE, "aotpack::empty_strided(").partition(f"\n{_RUN}")
     signature, brace, rest = body.partition("{\n")
     step = f"static constexpr int aotpack_runs_of_a_step = {runs};\n"
-    return f"{step}{functions}\n{before}{start}{signature}{brace}    aotpack::begin_run();\n{rest}"
+    return f"{step}{_headers('large_pages.h')}{before}{start}{signature}{brace}    aotpack::begin_run();\n{rest}"
 
 
 def _plain_if_long(wrapper: str) -> str:

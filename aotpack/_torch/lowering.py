@@ -28,6 +28,7 @@ from .api.patching import attribute_set, hooked
 from .api.process_copy import ProcessCopy, copies_are_made, copy_that_computes, in_place
 from .broadcasts import costly_operands_stored
 from .eager_kernels import eager_kernels_called
+from .early_frees import buffers_freed_early
 from .events import kernel_events
 from .fixes.applying import apply_fixes, fix_graph
 from .in_place_sums import added_in_place
@@ -40,6 +41,7 @@ from .layouts import (
     nodes_for_channels_last,
     output_layouts,
 )
+from .memory_order import memory_freed_early
 from .parallel_loops import loops_worth_their_threads
 from .rows import as_indexing, refuse_negative_rows
 from .scatters import plain_additions
@@ -225,6 +227,8 @@ class _Lowering:
             convolution_gradients_in_layout(),
             eager_kernels_called(),
             loops_worth_their_threads(),
+            buffers_freed_early(),
+            memory_freed_early(),
             refuse_negative_rows(),
             hooked("inductor-graph-lowering", compile_fx, "GraphLowering", Watched),
             kernel_events(self.graph.key, module),

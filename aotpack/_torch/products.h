@@ -1,7 +1,6 @@
 // Products of matrices by oneDNN, for builds that measured it to be faster than the library that torch calls.
 // generated_sources.py puts this file before generated code that needs it, with the constant `aotpack_products_from`.
 
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim_cpu.h>
 
 #include <algorithm>
@@ -20,16 +19,11 @@ struct Matrix {
   bool is_plain = false;
 
   explicit Matrix(AtenTensorHandle tensor) {
-    int32_t type = 0;
-    int64_t dims = 0, *sizes = nullptr, *strides = nullptr;
-    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor, &type));
-    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &dims));
-    if (dims != 2 || type != aoti_torch_dtype_float32()) {
+    const Layout layout(tensor);
+    if (layout.dims != 2 || !layout.is_float) {
       return;
     }
-    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &sizes));
-    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &strides));
-    rows = sizes[0], columns = sizes[1], row_stride = strides[0], column_stride = strides[1];
+    rows = layout.sizes[0], columns = layout.sizes[1], row_stride = layout.strides[0], column_stride = layout.strides[1];
     is_plain = (column_stride == 1 && row_stride >= columns) || (row_stride == 1 && column_stride >= rows);
   }
 };
@@ -55,21 +49,15 @@ static inline bool by_onednn(const Matrix& first, const Matrix& second, const Ma
 [[maybe_unused]] static inline AOTITorchError addmm_out(
     AtenTensorHandle out, AtenTensorHandle added, AtenTensorHandle first, AtenTensorHandle second, double beta, double alpha) {
   const Matrix result(out);
-  int32_t type = 0;
-  int64_t dims = 0, *sizes = nullptr, *strides = nullptr;
-  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(added, &type));
-  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(added, &dims));
-  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(added, &sizes));
-  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(added, &strides));
-  const bool is_row = type == aoti_torch_dtype_float32() &&
-      ((dims == 1 && sizes[0] == result.columns && strides[0] == 1) ||
-       (dims == 2 && sizes[1] == result.columns && strides[1] == 1 && (sizes[0] == 1 || strides[0] == 0)));
+  const Layout row(added);
+  const bool is_row = row.is_float &&
+      ((row.dims == 1 && row.sizes[0] == result.columns && row.strides[0] == 1) ||
+       (row.dims == 2 && row.sizes[1] == result.columns && row.strides[1] == 1 && (row.sizes[0] == 1 || row.strides[0] == 0)));
   if (is_row && beta == 1 && alpha == 1 && result.column_stride == 1 && by_onednn(Matrix(first), Matrix(second), result)) {
-    void *from = nullptr, *to = nullptr;
-    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(added, &from));
-    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(out, &to));
-    for (int64_t row = 0; row < result.rows; ++row) {
-      std::copy_n(static_cast<const float*>(from), result.columns, static_cast<float*>(to) + row * result.row_stride);
+    const float* from = floats_of(added);
+    float* to = floats_of(out);
+    for (int64_t index = 0; index < result.rows; ++index) {
+      std::copy_n(from, result.columns, to + index * result.row_stride);
     }
     try {
       aotpack_matmul(first, second, out, 1.0f, 1.0f);

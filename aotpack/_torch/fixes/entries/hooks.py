@@ -322,6 +322,20 @@ HOOKS = (
         patches=(f"{_CPP}.CppKernel.decide_parallel_depth", f"{_CPP}.LoopNest.max_parallel_depth"),
     ),
     Hook(
+        id="inductor-early-frees",
+        component="inductor",
+        summary="Frees large buffers after the loop that reads them last, not after all consecutive loops.",
+        module="early_frees",
+        patches=(f"{_CPP}.CppScheduling.ready_to_flush",),
+    ),
+    Hook(
+        id="inductor-memory-order",
+        component="inductor",
+        summary="Lets Inductor choose from orders of kernels in which memory is freed early, too.",
+        module="memory_order",
+        patches=("torch._inductor.memory.reorder_for_peak_memory",),
+    ),
+    Hook(
         id="inductor-tool-chain",
         component="inductor",
         summary="Runs the C++ compiler's commands of several graphs side by side, with flags and headers of our own.",
