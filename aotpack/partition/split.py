@@ -25,6 +25,7 @@ from .._torch.partitioner import Split, renumber_calls, split_regions
 from .._torch.partitioner import partition as torch_partition
 from ..graph import views
 from . import effects, rng, subgraphs
+from .one_hot import replace_sums_of_one
 from .stacked import stack_parts
 
 
@@ -70,6 +71,7 @@ def partition(
         subgraphs.make_self_contained(forward)
         return Partitioned(forward, None, _inputs(forward), output_args(forward), [], [], [], _chains(forward))
     stack_parts(joint.graph_module)
+    replace_sums_of_one(joint.graph_module)
     chains = _chains(joint.graph_module)[joint.tokens : joint.num_forward_outputs]
     try:
         forward, backward = torch_partition(

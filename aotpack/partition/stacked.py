@@ -16,6 +16,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .._torch.api import fake_tensors
+from .rewriting import call, is_zeros, texts
 
 _ATEN = torch.ops.aten
 _VIEWS = {_ATEN.permute.default, _ATEN.squeeze.dim, _ATEN.squeeze.dims, _ATEN.transpose.int, _ATEN.unsqueeze.default}
@@ -63,7 +64,7 @@ def _stacked(node: Node) -> list[_Part] | None:
         values, dim = (*args, 0)[:2]
     elif node.target is _ATEN.view.default and args[0].target is _ATEN.cat.default:
         values, dim = (*args[0].args, 0)[:2]
-        if dim != 0 or any(_texts((len(values), *value.meta["val"].shape)) != _texts(node.meta["val"].shape) for value in values):
+        if dim != 0 or any(texts((len(values), *value.meta["val"].shape)) != texts(node.meta["val"].shape) for value in values):
             return None
     else:
         return None
@@ -79,9 +80,9 @@ def _stack_as_copied(parts: Sequence[_Part], total: Node) -> bool:
         source = reader
     if len(source.users) != 1 or reader.target != _ATEN.clone.default:
         return False
-    own = _texts((len(parts), total.meta["val"].stride(parts[0].dim)))
+    own = texts((len(parts), total.meta["val"].stride(parts[0].dim)))
     value = source.meta["val"]
-    dims = [dim for dim, found in enumerate(zip(value.shape, value.stride(), strict=True)) if _texts(found) == own]
+    dims = [dim for dim, found in enumerate(zip(value.shape, value.stride(), strict=True)) if texts(found) == own]
     return len(dims) == 1 and _stack(parts, views, dims[0], reader)
 
 
@@ -89,23 +90,18 @@ def _stack(parts: Sequence[_Part], views: Sequence[Node], dim: int, replaced: No
     """Replace a node by the stack of the parts along ``dim`` of what ``views`` make of each, if that has its strides."""
     graph, expected = replaced.graph, replaced.meta["val"]
     with graph.inserting_before(replaced):
-        pieces = [_call(graph, replaced, _ATEN.unsqueeze.default, part.value, part.dim) for part in parts]
+        pieces = [call(graph, replaced, _ATEN.unsqueeze.default, part.value, part.dim) for part in parts]
         for view in views:
-            pieces = [_call(graph, view, view.target, piece, *view.args[1:]) for piece in pieces]
+            pieces = [call(graph, view, view.target, piece, *view.args[1:]) for piece in pieces]
         if any(piece.meta["val"].dim() != expected.dim() for piece in pieces):  # a view removed the dimension of one part
             return False
-        stacked = _call(graph, replaced, _ATEN.cat.default, pieces, dim)
+        stacked = call(graph, replaced, _ATEN.cat.default, pieces, dim)
     found = stacked.meta["val"]
-    laid_out = [_texts((*value.shape, *value.stride())) for value in (found, expected)]
+    laid_out = [texts((*value.shape, *value.stride())) for value in (found, expected)]
     fits = bool(found.dtype == expected.dtype and laid_out[0] == laid_out[1])
     if fits:
         replaced.replace_all_uses_with(stacked)
     return fits
-
-
-def _texts(sizes: Sequence[int | torch.SymInt]) -> list[str]:
-    """Sizes or strides as text. To compare symbolic ones would restrict the model to these."""
-    return list(map(str, sizes))
 
 
 def _is_plain_sum(node: Node) -> bool:
@@ -129,7 +125,7 @@ def _parts(node: Node) -> list[_Part] | None:
 def _part(node: Node) -> _Part | None:
     if node.target == _ATEN.select_backward.default:
         value, _, dim, index = node.args
-    elif node.target == _ATEN.select_scatter.default and _is_zeros(node.args[0]):
+    elif node.target == _ATEN.select_scatter.default and is_zeros(node.args[0]):
         _, value, dim, index = node.args
     else:
         return None
@@ -141,22 +137,7 @@ def _part(node: Node) -> _Part | None:
     return _Part(value, dim, index + size if index < 0 else index) if isinstance(size, int) else None
 
 
-def _is_zeros(value: object) -> bool:
-    if not isinstance(value, Node):
-        return False
-    filled_with = value.args[1] if value.target == _ATEN.full.default else None
-    return value.target == _ATEN.zeros.default or (isinstance(filled_with, (int, float)) and filled_with == 0)
-
-
 def _cover(parts: list[_Part], node: Node) -> bool:
     """Whether the parts have every index of one dimension, once."""
     dims = {part.dim for part in parts}
     return len(dims) == 1 and sorted(part.index for part in parts) == list(range(node.meta["val"].shape[min(dims)]))
-
-
-def _call(graph: torch.fx.Graph, like: Node, target: Any, *args: Any) -> Node:
-    """A call with the type of its result, at the place and source line of ``like``."""
-    made = graph.call_function(target, args)
-    made.meta = {name: value for name, value in like.meta.items() if name != "val"}
-    made.meta["val"] = target(*torch.fx.map_arg(args, lambda node: node.meta["val"]))
-    return made
