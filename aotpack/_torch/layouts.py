@@ -173,21 +173,36 @@ def contiguous_convolutions(nodes: Iterable[Node], hint: Callable[[Any], int]) -
     channels, or one more than a vector has, leave lanes idle, in each loop of the forward and the backward.
     """
 
-    def elements(tensor: torch.Tensor) -> int:
-        return prod(hint(_expression(size)) for size in tensor.shape)
-
     def gain(convolution: Node) -> int:
         image, weight = (part.meta["val"] for part in cast("tuple[Node, Node]", convolution.args[:2]))
-        converted = elements(weight) if any(side != 1 for side in weight.shape[2:]) else 0
+        converted = _elements(weight, hint) if any(side != 1 for side in weight.shape[2:]) else 0
         output = convolution.meta["val"]
         channels = hint(_expression(output.shape[1]))
-        idle = -channels % _LANES * (elements(output) // max(channels, 1)) if _is_reduced(convolution) else 0
-        return 2 * converted + _LOOPS * idle - elements(image) - elements(output)
+        idle = -channels % _LANES * (_elements(output, hint) // max(channels, 1)) if _is_reduced(convolution) else 0
+        return 2 * converted + _LOOPS * idle - _elements(image, hint) - _elements(output, hint)
 
     found = [node for node in nodes if node.target is _CONVOLUTION and node.meta["val"].dim() == 4]
     gains = list(accumulate(map(gain, reversed(found))))  # of the last convolution, of the last two, ...
     best = max(gains, default=0)
     return found[-1 - gains.index(best) :] if best > 0 else []
+
+
+def _elements(tensor: torch.Tensor, hint: Callable[[Any], int]) -> int:
+    return prod(hint(_expression(size)) for size in tensor.shape)
+
+
+def with_converted_outputs(contiguous: Sequence[Node], nodes: Iterable[Node], hint: Callable[[Any], int]) -> list[Node]:
+    """Those of the contiguous convolutions that may be channels-last, if their outputs are converted instead.
+
+    That is the first one, if an image of another convolution has more elements than its output, and the weight is
+    the same in both layouts.
+    """
+    if not contiguous or next((node for node in nodes if node.target is _CONVOLUTION), None) is contiguous[0]:
+        return []
+    first = contiguous[0]
+    image, weight = (part.meta["val"] for part in cast("tuple[Node, Node]", first.args[:2]))
+    is_smaller = _elements(first.meta["val"], hint) < _elements(image, hint)
+    return [first] if is_smaller and all(side == 1 for side in weight.shape[2:]) else []
 
 
 def _is_reduced(convolution: Node) -> bool:

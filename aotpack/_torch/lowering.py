@@ -40,6 +40,7 @@ from .layouts import (
     convolution_gradients_in_layout,
     nodes_for_channels_last,
     output_layouts,
+    with_converted_outputs,
 )
 from .memory_order import memory_freed_early
 from .parallel_loops import loops_worth_their_threads
@@ -284,6 +285,7 @@ class _WatchedGraph(GraphLowering):
 
     lowering: ClassVar[_Lowering]
     contiguous: Sequence[torch.fx.Node] = ()
+    converted: Sequence[torch.fx.Node] = ()
 
     def placeholder(self, target: str, args: Any, kwargs: Any) -> Any:  # type: ignore[override]
         graph = self.lowering.graph
@@ -295,7 +297,9 @@ class _WatchedGraph(GraphLowering):
 
     def find_nodes_prefer_channels_last(self) -> OrderedSet[torch.fx.Node]:
         nodes = list(cast("torch.fx.GraphModule", self.module).graph.nodes)
-        self.contiguous = contiguous_convolutions(nodes, self.sizevars.optimization_hint)
+        contiguous = contiguous_convolutions(nodes, self.sizevars.optimization_hint)
+        self.converted = with_converted_outputs(contiguous, nodes, self.sizevars.optimization_hint)
+        self.contiguous = [node for node in contiguous if node not in self.converted]
         if not self.contiguous:
             return super().find_nodes_prefer_channels_last()
         return OrderedSet(nodes_for_channels_last(nodes, self.contiguous))
@@ -307,7 +311,7 @@ class _WatchedGraph(GraphLowering):
             result = super().run_node(n)
         if n.op == "placeholder":
             return channels_last(result) if n in self.nodes_prefer_channels_last else result
-        return as_in_eager(result, n.meta["val"].stride()) if n in self._shown else result
+        return as_in_eager(result, n.meta["val"].stride()) if n in self._shown or n in self.converted else result
 
     @functools.cached_property
     def _shown(self) -> set[torch.fx.Node]:
