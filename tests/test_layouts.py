@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import aotpack
-from aotpack._torch.layouts import contiguous_convolutions
+from aotpack._torch.layouts import contiguous_convolutions, with_converted_outputs
 
 Function = Callable[[Tensor], Tensor]
 
@@ -47,6 +47,43 @@ def test_convolutions_to_few_channels_before_a_reduction_stay_contiguous(
     assert found == ([channels] if contiguous else [])
 
 
+@pytest.mark.parametrize(
+    ("before", "channels", "side", "converted"),
+    [
+        (32, 17, 1, True),
+        (16, 17, 1, False),  # the image is smaller than the output
+        (32, 17, 3, False),  # torch would convert the weight
+        (None, 17, 1, False),  # the image is not another convolution's
+    ],
+)
+def test_outputs_are_converted_if_they_are_smaller_than_images(
+    before: int | None, channels: int, side: int, converted: bool
+) -> None:
+    first = [] if before is None else [torch.randn(before, 32, 1, 1)]
+    last = torch.randn(channels, 32 if before is None else before, side, side)
+
+    def model(x: Tensor) -> Tensor:
+        for weight in (*first, last):
+            x = functional.conv2d(x, weight)
+        return _softmax(x)
+
+    graph = make_fx(model, tracing_mode="fake", _allow_non_fake_inputs=True)(torch.randn(2, 32, 8, 8)).graph
+    contiguous = contiguous_convolutions(graph.nodes, int)
+    assert contiguous
+    assert with_converted_outputs(contiguous, graph.nodes, int) == (contiguous if converted else [])
+
+
+class Maps(nn.Module):
+    """A convolution that is channels-last, with a contiguous output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.maps = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 17, 1)
+
+    def forward(self, pictures: Tensor) -> tuple[Tensor]:
+        return (self.maps(self.features(pictures).relu()).flatten(2).softmax(-1),)
+
+
 class Heads(nn.Module):
     """Heads of few channels, and weights for each sample, which are groups over a batch of one."""
 
@@ -62,9 +99,10 @@ class Heads(nn.Module):
         return self.joints(found).flatten(2).softmax(-1), self.norm(self.picture(found)).tanh(), own.view(4, 8, -1).mean(2)
 
 
-def test_heads_have_eagers_values_and_gradients(tmp_path: Path) -> None:
+@pytest.mark.parametrize("network", [Heads, Maps])
+def test_heads_have_eagers_values_and_gradients(network: type[nn.Module], tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, pictures = Heads(), torch.randn(4, 3, 10, 12, requires_grad=True)
+    model, pictures = network(), torch.randn(4, 3, 10, 12, requires_grad=True)
     aotpack.build(model, (pictures,), out=tmp_path / "m", targets=("cpu",), methods=("train",))
     loaded = aotpack.load(tmp_path / "m", backend="cpu", check="full")
     expected, found = model(pictures), loaded(pictures)

@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import aotpack
 from aotpack.measure.profile.memory import peak_of
 from aotpack.measure.profile.recording import STEP, read_steps, trace_of
+from devtools.bench.networks.attention import vision_transformer
 from devtools.bench.networks.sparse import Recommender
 
 
@@ -40,7 +41,7 @@ def _recommender() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Recommender(tables=12), (torch.randn(128, 13), torch.randint(1000, (128, 12)), torch.rand(128).round())
 
 
-@pytest.mark.parametrize("network", [_in_bfloat16, _recommender])
+@pytest.mark.parametrize("network", [_in_bfloat16, _recommender, vision_transformer])
 def test_peak_is_not_above_eagers(network: Callable[[], tuple[nn.Module, tuple[Any, ...]]], tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, args = network()

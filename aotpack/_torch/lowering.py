@@ -44,6 +44,7 @@ from .layouts import (
 )
 from .memory_order import memory_freed_early
 from .parallel_loops import loops_worth_their_threads
+from .residual_sums import stored_if_residual
 from .rows import as_indexing, refuse_negative_rows
 from .scatters import plain_additions
 from .second_trace import without_second_trace
@@ -308,7 +309,7 @@ class _WatchedGraph(GraphLowering):
         self.lowering.working = [n]
         in_its_layout = attribute_set(self, "layout_opt", False) if n in self.contiguous else contextlib.nullcontext()
         with in_its_layout:
-            result = super().run_node(n)
+            result = stored_if_residual(n, super().run_node(n))
         if n.op == "placeholder":
             return channels_last(result) if n in self.nodes_prefer_channels_last else result
         return as_in_eager(result, n.meta["val"].stride()) if n in self._shown or n in self.converted else result

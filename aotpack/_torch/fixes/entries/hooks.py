@@ -324,9 +324,12 @@ HOOKS = (
     Hook(
         id="inductor-early-frees",
         component="inductor",
-        summary="Frees large buffers after the loop that reads them last, not after all consecutive loops.",
+        summary="Frees large buffers after the loop that reads them last.",
         module="early_frees",
-        patches=(f"{_CPP}.CppScheduling.ready_to_flush",),
+        patches=(
+            f"{_CPP}.CppScheduling.ready_to_flush",
+            "torch._inductor.codegen.wrapper.AllocateLine.should_reuse_buffer",
+        ),
     ),
     Hook(
         id="inductor-memory-order",
