@@ -49,6 +49,6 @@ def _bytes_to_free() -> int:
     last_read = graph.scheduler.buffer_names_to_free - graph.removed_buffers - graph.wrapper_code.freed
     buffers = [graph.scheduler.name_to_buf[name] for name in last_read if name in graph.scheduler.name_to_buf]
     inputs = [graph.graph_inputs_original[name] for name in last_read if name in graph.graph_inputs_original]
-    values = [buffer.node for buffer in buffers if buffer.can_free()]
+    values = [buffer.node for buffer in buffers if buffer.can_free() and buffer.node.has_tensor_output()]
     values += [value for value in inputs if isinstance(value, ir.DonatedBuffer)]
     return sum(graph.sizevars.optimization_hint(value.get_numel()) * value.get_dtype().itemsize for value in values)

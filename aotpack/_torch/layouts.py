@@ -194,8 +194,8 @@ def _elements(tensor: torch.Tensor, hint: Callable[[Any], int]) -> int:
 def with_converted_outputs(contiguous: Sequence[Node], nodes: Iterable[Node], hint: Callable[[Any], int]) -> list[Node]:
     """Those of the contiguous convolutions that may be channels-last, if their outputs are converted instead.
 
-    That is the first one, if an image of another convolution has more elements than its output, and the weight is
-    the same in both layouts.
+    That is the first one, if another convolution comes before it, its image has more elements than its output, and its
+    weight is the same in both layouts.
     """
     if not contiguous or next((node for node in nodes if node.target is _CONVOLUTION), None) is contiguous[0]:
         return []
