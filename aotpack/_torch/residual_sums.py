@@ -13,7 +13,6 @@ from torch._inductor import ir
 from torch.fx import Node
 
 from .api.fake_tensors import hint_of
-from .api.nodes import value_of
 
 _aten = torch.ops.aten
 _PRODUCTS: Final = (_aten.addmm.default, _aten.bmm.default, _aten.convolution.default, _aten.mm.default)
@@ -32,13 +31,17 @@ def stored_if_residual(node: Node, result: Any) -> Any:
 
 
 def _adds_a_product(node: Node) -> bool:
-    if node.target is not _aten.add.Tensor or not all(isinstance(term, Node) for term in node.args):
+    if node.target is not _aten.add.Tensor:
         return False
-    own, *others = ([hint_of(size) for size in value_of(each).shape] for each in (node, *node.all_input_nodes))
-    return all(shape == own for shape in others) and any(map(_is_read_once, node.args))
+    values = [each.meta.get("val") if isinstance(each, Node) else None for each in (node, *node.args)]
+    shapes = [[hint_of(size) for size in value.shape] for value in values if isinstance(value, torch.Tensor)]
+    if len(shapes) < len(values):  # a number is added
+        return False
+    own, *others = shapes
+    return all(shape == own for shape in others) and any(map(_is_read_once, node.all_input_nodes))
 
 
-def _is_read_once(term: Any) -> bool:
+def _is_read_once(term: Node) -> bool:
     """Whether a value is a product, or a view or copy of one, that nothing else reads."""
     while len(term.users) == 1:
         if term.target in _PRODUCTS:
