@@ -1,8 +1,8 @@
 """Orders of a graph's kernels in which memory is freed early.
 
 Inductor estimates the peak of memory for the graph's order of kernels and for three others, and takes the lowest.
-In none of them a kernel runs as soon as it frees more than it allocates. Gradients of weights are such kernels: they
-are the last to read saved activations. Two more orders are estimated here, in which such kernels run early.
+None of them runs a kernel as soon as it frees more than it allocates. Gradients of weights are such kernels: they
+are the last to read saved activations. A build adds two orders, in which such kernels run early.
 """
 
 from __future__ import annotations
