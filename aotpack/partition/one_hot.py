@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .._torch.api import fake_tensors
-from .rewriting import call, is_zeros, texts
+from .rewriting import alike, call, is_zeros, texts
 
 _ATEN = torch.ops.aten
 
@@ -47,7 +47,7 @@ def _element(total: Node) -> tuple[float, Node] | None:
         return None
     for rows, factor in (product.args, reversed(product.args)):
         value = _value_set(rows, dims[0])
-        if value is not None and isinstance(factor, Node) and _has_layout_of(factor, total):
+        if value is not None and isinstance(factor, Node) and alike(factor.meta["val"], total.meta["val"]):
             return value, factor
     return None
 
@@ -63,9 +63,3 @@ def _value_set(rows: Any, dim: int) -> float | None:
     is_one = isinstance(along, int) and (along - dim) % len(expected) == 0
     is_one = is_one and isinstance(index, Node) and texts(index.meta["val"].shape) == texts(expected)
     return value if is_one and isinstance(value, (int, float)) else None
-
-
-def _has_layout_of(factor: Node, total: Node) -> bool:
-    found, expected = factor.meta["val"], total.meta["val"]
-    sizes = [texts((*value.shape, *value.stride())) for value in (found, expected)]
-    return bool(found.dtype == expected.dtype and sizes[0] == sizes[1])

@@ -30,3 +30,9 @@ def is_zeros(value: object) -> bool:
 def texts(sizes: Sequence[int | torch.SymInt]) -> list[str]:
     """Sizes or strides as text. To compare symbolic ones would restrict the model to these."""
     return list(map(str, sizes))
+
+
+def alike(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether two fake tensors have the same type, sizes and strides."""
+    laid_out = [texts((*value.shape, *value.stride())) for value in (found, expected)]
+    return found.dtype == expected.dtype and laid_out[0] == laid_out[1]

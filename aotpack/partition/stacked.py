@@ -16,7 +16,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .._torch.api import fake_tensors
-from .rewriting import call, is_zeros, texts
+from .rewriting import alike, call, is_zeros, texts
 
 _ATEN = torch.ops.aten
 _VIEWS = {_ATEN.permute.default, _ATEN.squeeze.dim, _ATEN.squeeze.dims, _ATEN.transpose.int, _ATEN.unsqueeze.default}
@@ -96,9 +96,7 @@ def _stack(parts: Sequence[_Part], views: Sequence[Node], dim: int, replaced: No
         if any(piece.meta["val"].dim() != expected.dim() for piece in pieces):  # a view removed the dimension of one part
             return False
         stacked = call(graph, replaced, _ATEN.cat.default, pieces, dim)
-    found = stacked.meta["val"]
-    laid_out = [texts((*value.shape, *value.stride())) for value in (found, expected)]
-    fits = bool(found.dtype == expected.dtype and laid_out[0] == laid_out[1])
+    fits = alike(stacked.meta["val"], expected)
     if fits:
         replaced.replace_all_uses_with(stacked)
     return fits
