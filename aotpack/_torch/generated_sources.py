@@ -51,7 +51,7 @@ def _headers(*names: str) -> str:
 def with_functions(source: str) -> str:
     """A file of generated code, with the functions that it calls: those of checks, of ``kernels.h`` and of ``lstm.h``."""
     if _LSTM in source:
-        return _headers("lstm.h") + with_checks(source.replace(_LSTM, "aotpack::lstm_layer("))
+        return _headers("tensors.h", "lstm.h") + with_checks(source.replace(_LSTM, "aotpack::lstm_layer("))
     source = source.replace("CascadeSumHelper<", "aotpack::CascadeSum<")
     needed = any(name in source for name in ("aotpack::", "VecMask<"))
     return (_headers("kernels.h") if needed else "") + with_checks(source)

@@ -1,5 +1,5 @@
 // oneDNN's kernel for a layer of an LSTM, as compiled code calls it. generated_sources.py puts this file
-// before generated code that needs it.
+// before generated code that needs it, after tensors.h.
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim_cpu.h>
@@ -12,11 +12,8 @@ namespace aotpack {
 class Unrecorded {
  public:
   explicit Unrecorded(AtenTensorHandle of) {
-    int64_t dims = 0, *sizes = nullptr, *strides = nullptr;
-    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(of, &dims));
-    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(of, &sizes));
-    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(of, &strides));
-    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(of, dims, sizes, strides, 0, &tensor_));
+    const Layout layout(of);
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(of, layout.dims, layout.sizes, layout.strides, 0, &tensor_));
   }
   Unrecorded(const Unrecorded&) = delete;
   Unrecorded& operator=(const Unrecorded&) = delete;
