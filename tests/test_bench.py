@@ -91,15 +91,17 @@ def test_the_row_of_a_network_beside_the_better_peer() -> None:
         "bundle, first step": 0.01,
         "bundle, a step": 3e-3,
     }
-    peaks = {"eager": 3e6, "compile": 2e6, "bundle": 1e6}
+    tensors = {"eager": 3e6, "compile": 2e6, "bundle": 1e6}
+    resident = {"eager": 4e6, "compile": 5e6, "bundle": 3e6}
     build = {"compile": 40.0, "bundle": 20.0}
     touches = {"read": 1e-3, "write": 4e-3}
-    row_of = {"start_seconds": start, "first_touch_seconds": touches, "peak_bytes": peaks, "build_seconds": build}
+    row_of = {"start_seconds": start, "first_touch_seconds": touches, "build_seconds": build}
+    row_of |= {"tensor_bytes": tensors, "peak_bytes": resident}
     result = goals.result_of({"digits": row_of})
     assert result["ratios"] == {"start, digits": pytest.approx(1.5), "memory, digits": 0.5, "build, digits": 0.5}
     row = tables.goals(result).splitlines()[-1]
     assert row == (
-        "| digits | 20 ms | 30 ms | 1.50 times | 10 ms | 3 ms | 5 ms | 3 MB | 2 MB | 1 MB | 0.50 times "
+        "| digits | 20 ms | 30 ms | 1.50 times | 10 ms | 3 ms | 5 ms | 3 MB | 2 MB | 1 MB | 0.50 times | 0.75 times "
         "| 40 s | 20 s | 0.50 times |  |"
     )
 
@@ -115,7 +117,7 @@ def test_rows_say_when_they_were_measured() -> None:
 
 def test_a_partial_run_of_the_goals_keeps_the_other_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = {"start_seconds": {"eager, first step": 1.0, "bundle, import, load and first step": 1.0}}
-    parts |= {"peak_bytes": {"eager": 1.0, "compile": 1.0, "bundle": 1.0}, "build_seconds": {"compile": 1.0, "bundle": 1.0}}
+    parts |= {"tensor_bytes": {"eager": 1.0, "compile": 1.0, "bundle": 1.0}, "build_seconds": {"compile": 1.0, "bundle": 1.0}}
     bench = runner.Bench(tmp_path, quick=False, pin=False, networks=["gpt"], results=tmp_path)
     (tmp_path / "goals.json").write_text(json.dumps({"networks": {"digits": parts}}))
     monkeypatch.setattr(goals, "_measured", lambda *_: {**parts, "build_seconds": {"compile": 2.0, "bundle": 1.0}})

@@ -229,14 +229,15 @@ def share_of(result: Mapping[str, Any]) -> str:
 
 
 def goals(result: Mapping[str, Any]) -> str:
-    """A row for each network: start beside eager's first step, peak memory beside the better peer's, build."""
+    """A row for each network: start beside eager's first step, memory of a step beside the better peer's, build."""
     head = ["", "eager, first step", "bundle, import, load and first step", "ratio", "bundle, first step", "bundle, a step"]
     head += [
         "first touches",
-        "peak, eager",
-        "peak, `torch.compile`",
-        "peak, bundle",
+        "tensors, eager",
+        "tensors, `torch.compile`",
+        "tensors, bundle",
         "ratio",
+        "resident set, ratio",
         "`torch.compile`, cold",
         "build",
         "ratio",
@@ -244,11 +245,13 @@ def goals(result: Mapping[str, Any]) -> str:
     ]
     rows, ratios = [], result["ratios"]
     for name, found in result["networks"].items():
-        start, peaks, build = found["start_seconds"], found["peak_bytes"], found["build_seconds"]
+        start, tensors, build = found["start_seconds"], found["tensor_bytes"], found["build_seconds"]
         row = [NETWORKS[name], time(start["eager, first step"]), time(start["bundle, import, load and first step"])]
         row += [times(ratios[f"start, {name}"]), time(start["bundle, first step"]), time(start["bundle, a step"])]
         row.append(time(sum(found["first_touch_seconds"].values())))
-        row += [*(size(peaks[kind]) for kind in ("eager", "compile", "bundle")), times(ratios[f"memory, {name}"])]
+        row += [*(size(tensors[kind]) for kind in ("eager", "compile", "bundle")), times(ratios[f"memory, {name}"])]
+        peaks = found["peak_bytes"]
+        row.append(times(peaks["bundle"] / min(peaks["eager"], peaks["compile"])))
         builds = [time(build["compile"]), time(build["bundle"]), times(ratios[f"build, {name}"])]
         rows.append([*row, *builds, row_measured_on(found)])
     return table(head, rows)

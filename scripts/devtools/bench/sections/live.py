@@ -29,10 +29,15 @@ def measure(bench: Bench) -> dict[str, Any]:
 
 def _peaks(bench: Bench, case: Case) -> dict[str, int]:
     source = ["--model", bench.source(case)]
-    words = {
-        "eager": ["--kind", "eager", *source],
-        "compile": ["--kind", "compile", *source],
-        "cpu": ["--kind", "bundle", "--bundle", bench.bundle(case, *BUILD), "--backend", "cpu"],
+    return {
+        "eager": live(bench, case, "eager", *source),
+        "compile": live(bench, case, "compile", *source),
+        "cpu": live(bench, case, "bundle", "--bundle", bench.bundle(case, *BUILD), "--backend", "cpu"),
     }
-    common = ["--inputs", bench.inputs(case), "--threads", 1]
-    return {kind: bench.json(PROCESSES / "live.py", *common, *each)["peak_bytes"] for kind, each in words.items()}
+
+
+def live(bench: Bench, case: Case, kind: str, *words: object, **environment: str) -> int:
+    """Bytes of tensors at the peak of a step of one contender, in a new process."""
+    common = ["--kind", kind, "--inputs", bench.inputs(case), "--threads", 1]
+    found: int = bench.json(PROCESSES / "live.py", *common, *words, **environment)["peak_bytes"]
+    return found
