@@ -8,12 +8,26 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch._inductor.config as inductor_config
+from torch._inductor import cpp_builder
 
-from aotpack._torch import library_interface
+from aotpack._torch import library_interface, toolchain
 from aotpack._torch.fixes.inductor.checks import with_checks
+from aotpack._torch.generated_sources import finished_wrapper
 from aotpack._torch.library_interface import Interface, without_interface
+from aotpack_loader.devices import cpuinfo
 
 COPY = library_interface._SOURCE.read_text()
+RUN = """
+struct Sizes { long values[8]; };
+void kernel(Sizes*);
+struct AOTInductorModel { void run_impl(Sizes*, Sizes*); };
+void AOTInductorModel::run_impl(Sizes* from, Sizes* to) {
+  const Sizes copied = *from;
+  *to = copied;
+  kernel(to);
+}
+"""
 WRAPPER = f"#include <torch/csrc/inductor/aoti_include/cpu.h>\n{COPY}\nint of_the_graph;\n"
 
 
@@ -64,3 +78,20 @@ def test_what_warns_about_a_missing_gpu_is_imported_before_copies_are_made() -> 
     """A CUDA build of torch warns where there is none. Each copy of the process would do so."""
     code = "import sys, aotpack._torch.lowering; assert 'torch.utils.cpp_extension' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.skipif(cpuinfo.best_x86_level() is None, reason="needs an x86-64 processor")
+@pytest.mark.parametrize("lines", [0, 1001])
+def test_wrappers_clear_wide_registers_before_they_call(lines: int, tmp_path: Path) -> None:
+    """GCC leaves that out at this level of optimization. Then SSE code, as libm's, is slow on Intel's processors."""
+    source, made = tmp_path / "run.cpp", tmp_path / "run.o"
+    source.write_text(finished_wrapper(RUN.replace("{\n  const", "{\n" + "\n" * lines + "  const"), 0, 1))
+    level = {"aot_inductor.compile_wrapper_opt_level": toolchain.WRAPPER_LEVEL}
+    with inductor_config.patch(level), toolchain._flags_of_ours(lambda: pytest.fail("nothing is compiled")):
+        flags, _ = cpp_builder._get_optimization_cflags("g++", min_optimize=True)
+    subprocess.run(["g++", *(f"-{flag}" for flag in flags), "-march=x86-64-v4", "-c", source, "-o", made], check=True)
+    code = subprocess.run(["objdump", "-d", made], check=True, capture_output=True, text=True).stdout
+    before, call, _ = code.partition("call ")
+    assert call
+    assert "%zmm" in before
+    assert "vzeroupper" in before

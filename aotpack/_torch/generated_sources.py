@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Final
 
 from .fixes.inductor.checks import with_checks, with_kernel_errors
 
@@ -13,6 +14,9 @@ _GROUPED = re.compile(
 )
 """A call that differentiates a convolution in several groups: their number is before the last array. torch 2.15 casts arrays."""
 _PRODUCTS = ("mm_out", "addmm_out")
+CLEARED_REGISTERS: Final = "expensive-optimizations"
+"""GCC's option that ends wide copies with ``vzeroupper``. Below O2, GCC leaves that out. On Intel's processors,
+SSE code that runs after such a copy is slow then: libm's ``tanhf`` takes seven times as long."""
 _RUN = "void AOTInductorModel::run_impl("
 _ALLOCATE = "aoti_torch_empty_strided("
 _LONG = 1000
@@ -76,4 +80,4 @@ def _plain_if_long(wrapper: str) -> str:
     before, start, body = wrapper.partition(f"\n{_RUN}")
     if body.count("\n") <= _LONG:
         return wrapper
-    return f'{before}\n__attribute__((optimize("O0"))) {start.lstrip()}{body}'
+    return f'{before}\n__attribute__((optimize("O0", "{CLEARED_REGISTERS}"))) {start.lstrip()}{body}'

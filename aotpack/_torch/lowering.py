@@ -49,7 +49,7 @@ from .rows import as_indexing, refuse_negative_rows
 from .scatters import plain_additions
 from .second_trace import without_second_trace
 from .spectra import real_gradients_of_spectra
-from .toolchain import Library, LoweringError, Sources, send_failure, send_sources, tool_chain
+from .toolchain import WRAPPER_LEVEL, Library, LoweringError, Sources, send_failure, send_sources, tool_chain
 
 
 def can_name_instruction_set() -> bool:
@@ -215,7 +215,7 @@ class _Lowering:
             "fallback_random": True,
             "keep_output_stride": True,
             "size_asserts": False,
-            "aot_inductor.compile_wrapper_opt_level": "Og",  # takes half as long as O1 for the calls of kernels
+            "aot_inductor.compile_wrapper_opt_level": WRAPPER_LEVEL,
             **self.codes[0].options,
         }
         with (
