@@ -40,3 +40,14 @@ def test_costly_operands_of_a_product_are_computed_once(costly: bool, rows: int,
     code = _code(product, (torch.rand(16, 1, 32), torch.randn(16, rows, 32)), tmp_path)
     (operand,) = re.findall(r"auto (tmp\d+) = [^\n]*(?:sqrt|abs)\(", code)
     assert stored is bool(re.search(rf"\b{operand}\.store\(", code))
+
+
+def test_costly_images_of_a_pool_are_vectorized(tmp_path: Path) -> None:
+    """The loop over windows is not if its rows are shorter than a vector. The image has a loop of its own."""
+
+    def pooled(x: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.avg_pool3d(x.tanh(), 2) + y
+
+    code = _code(pooled, (torch.randn(2, 2, 12, 16, 16), torch.randn(8)), tmp_path)
+    assert re.search(r"tmp\d+\.tanh\(\)", code)
+    assert "std::tanh" not in code

@@ -1,17 +1,22 @@
-"""Costly operands of a broadcast are computed once, not for each element of the result.
+"""Costly operands of a broadcast, and costly images of a pool, are computed once and stored.
 
 Inductor fuses what computes an operand into the loop that reads it. A broadcast operand is then computed
 again for each element of the result. A normalization divides and takes a root for each element. A product
 of matrices with vectors, which Inductor turns into a sum, computes each vector for each row.
+
+The loop of a pool is not vectorized if its rows are shorter than a vector. A function that it calls computes one
+element, and takes nine times as long for it as in a loop of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any, Final
 
+import torch
 from torch._inductor import ir, virtualized
+from torch.fx import Node
 
 from .api.patching import patched
 
@@ -30,6 +35,14 @@ _COSTLY: Final = {
 }  # fmt: skip
 """Inductor's operations that take a processor many times as long as an addition."""
 
+_INSTRUCTIONS: Final = {
+    "div_rn", "floordiv", "fmod", "int_truediv", "mod", "reciprocal", "remainder", "rsqrt", "sqrt", "truediv", "truncdiv",
+}  # fmt: skip
+"""Those that are instructions of a processor. The others are functions."""
+
+_aten = torch.ops.aten
+_POOLS: Final = (_aten.avg_pool2d.default, _aten.avg_pool3d.default, _aten.max_pool2d_with_indices.default)
+
 
 @contextlib.contextmanager
 def costly_operands_stored() -> Iterator[None]:
@@ -45,7 +58,7 @@ def costly_operands_stored() -> Iterator[None]:
         if users < _TIMES or not isinstance(box.data, ir.Pointwise | ir.Reduction):
             return
         has_users = how.get("graph_reuse", True)  # else it is a broadcast; before torch 2.13 Inductor does not tell
-        if _is_costly(box.data, users) or (has_users and len({read.name for read in box.data.get_reads()}) > 1):
+        if _is_costly(box.data, _COSTLY, users) or (has_users and len({read.name for read in box.data.get_reads()}) > 1):
             box.realize()
             if isinstance(box.data, ir.ComputedBuffer):
                 vars(box.data)["_force_realize"] = True  # else what reads no memory, such as a window, is computed again
@@ -54,6 +67,19 @@ def costly_operands_stored() -> Iterator[None]:
         yield
 
 
-def _is_costly(data: Any, times: int) -> bool:
+def stored_if_pooled(node: Node, result: Any) -> Any:
+    """What Inductor made of ``node``. The image of a pool is stored if it takes a costly function."""
+    if (
+        isinstance(result, ir.TensorBox)
+        and isinstance(result.data, ir.StorageBox)
+        and isinstance(result.data.data, ir.Pointwise)
+        and any(user.target in _POOLS for user in node.users)
+        and _is_costly(result.data.data, _COSTLY - _INSTRUCTIONS)
+    ):
+        result.realize()
+    return result
+
+
+def _is_costly(data: Any, operations: Set[str], times: int = 1) -> bool:
     elements = virtualized.V.graph.sizevars.optimization_hint(data.get_numel())
-    return elements * times >= _ELEMENTS and not _COSTLY.isdisjoint(data.inner_fn_opcount().used_ops)
+    return elements * times >= _ELEMENTS and bool(operations & data.inner_fn_opcount().used_ops)

@@ -26,7 +26,7 @@ from .api.fake_tensors import fake_mode_of
 from .api.nodes import without_views
 from .api.patching import attribute_set, hooked
 from .api.process_copy import ProcessCopy, copies_are_made, copy_that_computes, in_place
-from .broadcasts import costly_operands_stored
+from .broadcasts import costly_operands_stored, stored_if_pooled
 from .eager_kernels import eager_kernels_called
 from .early_frees import buffers_freed_early
 from .events import kernel_events
@@ -309,7 +309,7 @@ class _WatchedGraph(GraphLowering):
         self.lowering.working = [n]
         in_its_layout = attribute_set(self, "layout_opt", False) if n in self.contiguous else contextlib.nullcontext()
         with in_its_layout:
-            result = stored_if_residual(n, super().run_node(n))
+            result = stored_if_pooled(n, stored_if_residual(n, super().run_node(n)))
         if n.op == "placeholder":
             return channels_last(result) if n in self.nodes_prefer_channels_last else result
         return as_in_eager(result, n.meta["val"].stride()) if n in self._shown or n in self.converted else result
