@@ -49,9 +49,11 @@ def _overview_rows(results: Results) -> list[list[str]]:
 
 
 def _overview_note(results: Results) -> str:
-    newest = max((results[name] for name in _SHORT if name in results), key=lambda result: str(result["date"]))
-    machine, versions = newest["machine"], newest["versions"]
-    return f"torch {versions['torch']}, {machine['cpu']}; by `scripts/bench/run`, {newest['date'][:10]}."
+    """The newest result's date and torch, and all processors: rows are of several runs."""
+    shown = [results[name] for name in _SHORT if name in results]
+    newest = max(shown, key=lambda result: str(result["date"]))
+    processors = " or ".join(sorted({result["machine"]["cpu"] for result in shown}))
+    return f"torch {newest['versions']['torch']}, {processors}; by `scripts/bench/run`, {newest['date'][:10]}."
 
 
 def _short_import(result: Mapping[str, Any]) -> Iterator[list[str]]:
