@@ -14,7 +14,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Set
 from typing import Any, Final
 
-import torch
 from torch._inductor import ir, virtualized
 from torch.fx import Node
 
@@ -39,9 +38,6 @@ _INSTRUCTIONS: Final = {
     "div_rn", "floordiv", "fmod", "int_truediv", "mod", "reciprocal", "remainder", "rsqrt", "sqrt", "truediv", "truncdiv",
 }  # fmt: skip
 """Those that are instructions of a processor. The others are functions."""
-
-_aten = torch.ops.aten
-_POOLS: Final = (_aten.avg_pool2d.default, _aten.avg_pool3d.default, _aten.max_pool2d_with_indices.default)
 
 
 @contextlib.contextmanager
@@ -73,11 +69,20 @@ def stored_if_pooled(node: Node, result: Any) -> Any:
         isinstance(result, ir.TensorBox)
         and isinstance(result.data, ir.StorageBox)
         and isinstance(result.data.data, ir.Pointwise)
-        and any(user.target in _POOLS for user in node.users)
+        and _is_pooled(node)
         and _is_costly(result.data.data, _COSTLY - _INSTRUCTIONS)
     ):
         result.realize()
     return result
+
+
+def _is_pooled(node: Node) -> bool:
+    """Whether a pool of any kind reads a value or a view of it. Inductor has names of its own for some."""
+    for user in node.users:
+        name = getattr(user.target, "__name__", "")
+        if ("pool" in name and "backward" not in name) or (getattr(user.target, "is_view", False) and _is_pooled(user)):
+            return True
+    return False
 
 
 def _is_costly(data: Any, operations: Set[str], times: int = 1) -> bool:
