@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_fixes.lowering import sources_of
 
@@ -42,12 +43,16 @@ def test_costly_operands_of_a_product_are_computed_once(costly: bool, rows: int,
     assert stored is bool(re.search(rf"\b{operand}\.store\(", code))
 
 
-def test_costly_images_of_a_pool_are_vectorized(tmp_path: Path) -> None:
-    """The loop over windows is not if its rows are shorter than a vector. The image has a loop of its own."""
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "averages of volumes, with short rows": lambda x: F.avg_pool3d(x.reshape(2, 2, 12, 16, 16), 2),
+    "averages of vectors, by a view": lambda x: F.avg_pool1d(x.reshape(64, 8, 24), 2),
+    "maxima, with positions": lambda x: F.max_pool2d(x.reshape(4, 3, 32, 32), 3, 2),
+}
 
-    def pooled(x: Tensor, y: Tensor) -> Tensor:
-        return torch.nn.functional.avg_pool3d(x.tanh(), 2) + y
 
-    code = _code(pooled, (torch.randn(2, 2, 12, 16, 16), torch.randn(8)), tmp_path)
+@pytest.mark.parametrize("name", POOLS)
+def test_costly_images_of_a_pool_are_vectorized(name: str, tmp_path: Path) -> None:
+    """The loop of such a pool is not. The image has a loop of its own."""
+    code = _code(lambda x, y: POOLS[name](x.tanh()).sum() + y, (torch.randn(4 * 3 * 32 * 32), torch.randn(8)), tmp_path)
     assert re.search(r"tmp\d+\.tanh\(\)", code)
     assert "std::tanh" not in code

@@ -4,8 +4,8 @@ Inductor fuses what computes an operand into the loop that reads it. A broadcast
 again for each element of the result. A normalization divides and takes a root for each element. A product
 of matrices with vectors, which Inductor turns into a sum, computes each vector for each row.
 
-The loop of a pool is not vectorized if its rows are shorter than a vector. A function that it calls computes one
-element, and takes nine times as long for it as in a loop of its own.
+The loop of a pool is not vectorized if it finds positions, as that of ``max_pool2d``, or if its rows are shorter than a
+vector. A function that it calls computes one element, and takes nine times as long for it as in a loop of its own.
 """
 
 from __future__ import annotations
