@@ -99,8 +99,8 @@ def result_of(rows: dict[str, Any]) -> dict[str, Any]:
     """The rows, with the ratio of each goal."""
     ratios: dict[str, float] = {}
     for name, row in rows.items():
-        start, peaks, build = row["start_seconds"], row["tensor_bytes"], row["build_seconds"]
+        start, tensors, build = row["start_seconds"], row["tensor_bytes"], row["build_seconds"]
         ratios[f"start, {name}"] = start["bundle, import, load and first step"] / start["eager, first step"]
-        ratios[f"memory, {name}"] = peaks["bundle"] / min(peaks["eager"], peaks["compile"])
+        ratios[f"memory, {name}"] = tensors["bundle"] / min(tensors["eager"], tensors["compile"])
         ratios[f"build, {name}"] = build["bundle"] / build["compile"]
     return {"threads": 1, "networks": rows, "goals": GOALS, "ratios": ratios}
