@@ -38,12 +38,14 @@ VALUES = r": values differ, .*…(, by up to [\d.e+-]+ of [\d.e+-]+)?"
 class Known:
     """Why a row differs, and the pattern that each of its differences is of, less the number of the call.
 
-    ``within``: how far values may be apart, as a share of the largest.
+    ``within``: how far values may be apart, as a share of the largest. ``rounding``: the difference is one of roundings,
+    so the row agrees on some processors.
     """
 
     cause: str
     pattern: str
     within: float = 0.0
+    rounding: bool = False
 
 
 _EXAMPLES = ("every other row", "every other column", "contiguous")
@@ -116,6 +118,7 @@ KNOWN = {
         "LayerNorm of four elements magnifies roundings of float32: eager's gradient itself is off that of float64 by 1e-6",
         rf"state\.first\.\w+\.grad{VALUES}",
         within=1e-5,
+        rounding=True,
     ),
     "RNG dropout: same seed same numbers": Known(
         "torch.manual_seed does not seed XLA devices; xm.set_rng_state does",
