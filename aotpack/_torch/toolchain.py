@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shlex
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -37,6 +35,8 @@ from .generated_sources import CLEARED_REGISTERS, finished_wrapper, with_functio
 from .instruction_sets import quick_probes, take_answers
 from .layouts import OutputLayout
 from .library_interface import Interface, without_interface
+from .preprocessed_headers import preprocess
+from .stub_library import linked_to_stub
 
 WRAPPER_LEVEL: Final = "Og"
 """How wrappers are optimized. It takes half as long as O1 for the calls of kernels."""
@@ -49,7 +49,7 @@ def inductor_fingerprint() -> dict[str, str]:
     found = {
         "torch": str(torch.__version__),
         "compiler": _compiler_version(),
-        "linker": "noexecstack, exports.map",
+        "linker": "noexecstack, exports.map, stub of torch_cpu",
         "max_autotune": str(inductor_config.max_autotune),
     }
     return found | ({"deterministic": "True"} if torch.are_deterministic_algorithms_enabled() else {})
@@ -108,7 +108,7 @@ class Library:
             self._objects.append(command)
             target.touch()
         elif "-E" in words:
-            _preprocess(command, cwd, self.output.parent)
+            preprocess(command, cwd, compiler=_compiler_version(), folder=_folder_of_headers(), run=_run_compiler)
         else:
             _run_compiler(command, cwd)
 
@@ -142,6 +142,7 @@ class Library:
             link = link.replace(made, f"{made} {shlex.quote(os.fspath(interface.path))}")
         for each in running:
             each.result()
+        link = linked_to_stub(link, _folder_of_headers())
         workers.submit(_run_compiler, link, folder).result()
         # The build id is a hash over the stripped sections, and so depends on the folder of the
         # sources.
@@ -150,7 +151,7 @@ class Library:
 
     def sources(self) -> Sources:
         """What this process has written, for the process that it is a copy of."""
-        return Sources(self.output, self._objects, self._link, self.interface, self.guards, self.layouts, _preprocessed)
+        return Sources(self.output, self._objects, self._link, self.interface, self.guards, self.layouts)
 
     def _receive(self, sources: Sources | Failure | AotpackError) -> None:
         """Take what a copy of this process has sent."""
@@ -161,7 +162,6 @@ class Library:
         self.output, self._objects, self._link = sources.output, sources.objects, sources.link
         self.interface, self.layouts = sources.interface, sources.layouts
         self.guards += sources.guards
-        _preprocessed.update(sources.preprocessed)
 
 
 class Sources(NamedTuple):
@@ -173,7 +173,6 @@ class Sources(NamedTuple):
     interface: str
     guards: list[Any]
     layouts: Sequence[OutputLayout]
-    preprocessed: dict[str, Path]
 
 
 class Failure(NamedTuple):
@@ -181,30 +180,6 @@ class Failure(NamedTuple):
 
     message: str
     nodes: list[str]
-
-
-_preprocessed: Final[dict[str, Path]] = {}
-"""Outputs of the preprocessor, by their commands and sources."""
-
-
-def _preprocess(command: str, cwd: str, folder: Path) -> None:
-    """Run the preprocessor, or copy what it has written for another graph.
-
-    Inductor finds a precompiled header by the hash of that, in every process. It takes half a
-    second.
-    """
-    words = shlex.split(command)
-    target = Path(words[words.index("-o") + 1])
-    sources = [word for word in words if word.endswith(".hpp")]
-    same = [word for word in words if word not in sources and word != os.fspath(target)]
-    key = json.dumps([same, [Path(source).read_text() for source in sources]])
-    known = _preprocessed.get(key)
-    if known is not None and known.exists():
-        shutil.copyfile(known, target)
-        return
-    _run_compiler(command, cwd)
-    _preprocessed[key] = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.i"
-    shutil.copyfile(target, _preprocessed[key])
 
 
 def send_sources(library: Library) -> None:
