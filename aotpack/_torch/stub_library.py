@@ -1,8 +1,8 @@
 """Links compiled code to a small library with the name of ``libtorch_cpu``.
 
 The linker reads all 74,000 names of torch's library, which takes three quarters of a link. Compiled code
-uses only torch's C interface. The small library has the names of that, and names of ``std`` that
-torch's library defines too: these get no symbol version, as in a link with torch's library.
+uses only torch's C interface, so the small library has the names of that. It also has the names of
+``std`` that torch's library defines. Code imports these without a version, as from torch's library.
 """
 
 from __future__ import annotations
