@@ -32,7 +32,6 @@ from .early_frees import buffers_freed_early
 from .events import kernel_events
 from .fixes.applying import apply_fixes, fix_graph
 from .in_place_sums import added_in_place
-from .instruction_sets import take_answers
 from .layouts import (
     as_in_eager,
     channels_last,
@@ -164,7 +163,6 @@ def lower_in_copy(lower: Callable[[], Library]) -> Library:
         except AotpackError as error:
             return error
 
-    take_answers()  # a copy could not
     library = Library(Path())
     library.copy = copy_that_computes(sources)
     return library

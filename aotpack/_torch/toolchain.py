@@ -32,7 +32,7 @@ from .api.process_copy import ProcessCopy
 from .directories import private_directories
 from .fixes.inductor.checks import with_kernel_errors
 from .generated_sources import CLEARED_REGISTERS, finished_wrapper, with_functions
-from .instruction_sets import quick_probes, take_answers
+from .instruction_sets import named_instruction_set
 from .layouts import OutputLayout
 from .library_interface import Interface, without_interface
 from .preprocessed_headers import preprocess
@@ -217,13 +217,12 @@ def tool_chain(current: Callable[[], Library]) -> Iterator[None]:
     def take(command: str, cwd: str) -> None:
         current().take(command, cwd)
 
-    take_answers()
     with (
         _outside_ci(),
         private_directories(),
         _flags_of_ours(current),
         _without_checks(),
-        quick_probes(),
+        named_instruction_set(),
         hooked("inductor-tool-chain", cpp_builder, "run_compile_cmd", counted("inductor-tool-chain", take)),
     ):
         yield

@@ -41,7 +41,7 @@ from ..capture import FRONT_ENDS
 from ..capture.autocast import current_autocast
 from ..capture.caches import emptied_caches
 from ..capture.dry_run.eager import warmed_up
-from ..targets import Target, prepare, resolve_targets, uses_inductor
+from ..targets import Target, resolve_targets, uses_inductor
 from ..writer.bundle import BlobStore, TargetEntry
 from ..writer.cache import CompileCache
 from ..writer.weights import write_weights
@@ -168,7 +168,6 @@ def build(
     run = Run(observer)
     papers = _papers(given)
     fixes = _checked_torch(run, chosen, allow_untested_torch)
-    prepare(chosen)
     if tune:
         finish.tune(run, chosen)
     example = traced_methods.Example(model, args, dict(kwargs or {}), dynamic_shapes)
@@ -326,7 +325,6 @@ def compile_bundle(
     refuse_unused(chosen, specializations)
     run = Run(observer)
     fixes = _checked_torch(run, chosen, allow_untested_torch)
-    prepare(chosen)
     if tune:
         finish.tune(run, chosen)
     with eased(), without_gpus(), Bundle.open(bundle) as opened, free_sizes(), _sizes_fixed(), BlobStore(out) as store:

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 
 from aotpack_loader.errors import BuildError
 
-from .base import GraphToCompile, Target, compile_group, graphs_to_compile, in_groups, prepare
+from .base import GraphToCompile, Target, compile_group, graphs_to_compile, in_groups
 
 __all__ = [
     "GraphToCompile",
@@ -19,7 +19,6 @@ __all__ = [
     "compile_group",
     "graphs_to_compile",
     "in_groups",
-    "prepare",
     "resolve_targets",
     "uses_inductor",
 ]

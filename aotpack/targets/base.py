@@ -77,7 +77,7 @@ class Target(Protocol):
     Inductor must fit the installed torch. ``has_lstm_kernel = True``: graphs may call oneDNN's kernel
     for a layer of an LSTM and its gradient; they do if all targets of a build have it.
     ``tune()``: measures alternatives on this machine, for the code that :meth:`compile` makes, and
-    returns what it chose. ``prepare()``: starts what takes time and does not depend on the model.
+    returns what it chose.
     ``compile_together(targets, …)``: compiles several variants of this target at once, with the
     arguments of :meth:`compile` after them.
     """
@@ -103,13 +103,6 @@ class Target(Protocol):
             BuildError: this target cannot run a graph (the message names the operator), or cannot
                 hold the state.
         """
-
-
-def prepare(targets: Sequence[Target]) -> None:
-    """Let targets start what they need before they compile, while the model is traced."""
-    for target in targets:
-        if hasattr(target, "prepare"):
-            target.prepare()
 
 
 def in_groups(targets: Sequence[Target]) -> list[list[Target]]:

@@ -22,7 +22,7 @@ from aotpack_loader.devices import cpuinfo
 from aotpack_loader.errors import BuildError, Problem
 from aotpack_loader.format import media_types, schema
 
-from ..._torch import aot_autograd, inductor, instruction_sets, lowering, products, toolchain
+from ..._torch import aot_autograd, inductor, lowering, products, toolchain
 from ..._torch.api import messages
 from ..._torch.api.process_copy import copies_are_made
 from ..._torch.fixes import applying
@@ -120,10 +120,6 @@ class CpuTarget:
     def decompositions(self, *, exact_random: bool) -> aot_autograd.Decompositions:
         """Inductor's own decompositions: the partition is then the same as ``torch.compile``'s."""
         return inductor.inductor_decompositions(exact_random=exact_random)
-
-    def prepare(self) -> None:
-        """Ask the compiler what generating code depends on."""
-        instruction_sets.ask_compiler()
 
     def tune(self) -> str:
         """Measure which library multiplies matrices, for the code that is compiled next; returns what was chosen."""

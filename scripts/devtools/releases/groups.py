@@ -121,7 +121,8 @@ GROUPS = (
         "Native code: later targets, donated buffers, generated kernels, tuning, other releases",
         _files(
             "compile donation depthwise eager_kernels generated_code generated_loops large_pages"
-            " layouts lstm_kernel one_hot spectra step_memory preprocessed_headers stub_library toolchain torch_releases tune"
+            " instruction_sets layouts lstm_kernel one_hot preprocessed_headers spectra step_memory stub_library"
+            " toolchain torch_releases tune"
         ),
         slow=True,
     ),

@@ -351,7 +351,10 @@ HOOKS = (
             "torch._inductor.codecache._HEADER_DIR",
             "torch._inductor.codecache._HEADER_LOCK_DIR",
             "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu.generate_input_output_runtime_checks",
+            "torch._inductor.cpu_vec_isa.VecISA.__bool__",
+            "torch._inductor.cpu_vec_isa.VecAVX512.__bool__",
             "torch._inductor.cpu_vec_isa.VecISA.check_build",
+            "torch._inductor.cpu_vec_isa.valid_vec_isa_list",
         ),
     ),
 )
