@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import random
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -252,6 +254,20 @@ def test_globals_of_an_imported_module_are_as_they_were(front_end: Any, tmp_path
     with pytest.raises(BuildError, match=r"helper_of_a_model\.\w+: read, and changed|called again"):
         aotpack.build(model, (torch.ones(2),), out=tmp_path / "m", targets=("portable",), front_ends=(front_end,))
     assert (helper.calls, helper.seen) == (0, [])
+
+
+@pytest.mark.parametrize("front_end", ["dynamo", "export", "trace"])
+def test_a_model_is_freed_once_it_is_built_and_dropped(front_end: Any, tmp_path: Path) -> None:
+    """Its weights would fill the memory of a process that builds many."""
+
+    def built() -> weakref.ref[Tensor]:
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        aotpack.build(model, (torch.randn(2, 4),), out=tmp_path / "m", targets=("portable",), front_ends=(front_end,))
+        return weakref.ref(model[0].weight)
+
+    weight = built()
+    gc.collect()
+    assert weight() is None
 
 
 def endless(x: Tensor) -> Tensor:

@@ -125,6 +125,7 @@ def _capture(
     ):
         warnings.simplefilter("always")
         captured: torch.fx.GraphModule = graph_capture(model)(*args, **kwargs)
+    _remove_global(captured)
     if any(node.kwargs.get("dirty_idx") for node in captured.graph.nodes):
         raise NotImplementedError("an autograd.Function marks a tensor as dirty, and this front end loses its gradient")
     if _returns_arrays(captured):
@@ -132,6 +133,16 @@ def _capture(
     captured.meta[SIDE_EFFECTS] = _side_effects([str(warning.message) for warning in caught], changes)
     captured.meta[COMPARES] = bool(compared)
     return captured, changes
+
+
+def _remove_global(captured: torch.fx.GraphModule) -> None:
+    """Remove from the model's module the variable that Dynamo's code would call the graph by.
+
+    Torch leaves it there, with the graph, all that Dynamo recorded, and the model's parameters.
+    """
+    results = getattr(captured, "_dynamo_bytecode_unflatten", None)
+    if results is not None:
+        results.f_globals.pop(results.out.backend_input.backend_id, None)
 
 
 def _returns_arrays(captured: torch.fx.GraphModule) -> bool:
