@@ -136,7 +136,7 @@ def _capture(
 
 
 def _remove_global(captured: torch.fx.GraphModule) -> None:
-    """Remove from the model's module the variable that Dynamo's code would call the graph by.
+    """Remove from the model's module the variable by which Dynamo's code would call the graph.
 
     Torch leaves it there, with the graph, all that Dynamo recorded, and the model's parameters.
     """
