@@ -19,7 +19,7 @@ class Header:
         self.folder = folder
         self.records = folder / "records"
         self.records.mkdir()
-        self.included = folder / "with spaces" / "of torch.h"
+        self.included = folder / "with spaces, # and $" / "of torch.h"
         self.included.parent.mkdir()
         self.included.write_text("int first;\n")
         self.runs = 0

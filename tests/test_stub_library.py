@@ -1,4 +1,4 @@
-"""The library that compiled code is linked to in place of torch's."""
+"""Links to the stub import what links to torch's library import."""
 
 from __future__ import annotations
 

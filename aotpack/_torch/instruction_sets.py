@@ -34,7 +34,7 @@ def named_instruction_set() -> Iterator[None]:
     Inductor takes the best set of this processor with vectors of that width. It may have AMX, VNNI or
     bfloat16, which no x86-64 level has, and code with these would end a process on another machine.
     To find the sets, Inductor also compiles and loads a program for each, which takes two seconds
-    each. Here the compiler is asked for the machine's own set alone, and only whether it accepts the flags.
+    each. If no set is named, the compiler is asked only whether it accepts the flags of each.
     """
     sets_of_this_machine = cpu_vec_isa.valid_vec_isa_list
 

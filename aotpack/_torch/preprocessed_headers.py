@@ -84,5 +84,5 @@ def _state(name: str) -> tuple[int, int] | None:
 def _listed(rule: str, source: Path) -> list[str]:
     """The files of a rule for make but for ``source``, which has another name each time."""
     _, _, listed = rule.partition(": ")
-    names = [re.sub(r"\\(.)", r"\1", name) for name in _SEPARATOR.split(listed.replace("\\\n", " ")) if name]
+    names = [re.sub(r"\\(.)", r"\1", name).replace("$$", "$") for name in _SEPARATOR.split(listed.replace("\\\n", " ")) if name]
     return [name for name in names if name != os.fspath(source)]
