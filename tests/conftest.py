@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 from support.archive import write_tiny
+from support.forks import Forks
+from support.selection import nightly
 
 import aotpack
 from aotpack._torch.api.patching import dotted, replacements
@@ -41,17 +43,18 @@ IMPORTED_BY_TORCH = frozenset({
 def private_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Nothing is read from or written to the user's own cache and state.
 
-    ``AOTPACK_TEST_CACHE`` names a cache that outlives the session: compiled graphs are then taken from it.
+    ``AOTPACK_TEST_CACHE`` names a folder that outlives the session (``scripts/test`` sets it): compiled
+    objects, headers and graphs are then taken from it.
     Loads read the documents, because tests replace parts of that. With ``AOTPACK_RECORDED_STARTS=1``
     they start from records, as a user's do; tests/test_recorded_start.py always does.
     """
     kept = os.environ.get("AOTPACK_TEST_CACHE")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AOTPACK_CACHE", kept or str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("AOTPACK_CACHE", str(Path(kept, "cache")) if kept else str(tmp_path_factory.mktemp("cache")))
         patch.setenv("AOTPACK_RECORDED_STARTS", os.environ.get("AOTPACK_RECORDED_STARTS", "0"))
         patch.setenv("AOTPACK_CONFIG", str(tmp_path_factory.mktemp("config")))
         patch.setenv("AOTPACK_STATE", str(tmp_path_factory.mktemp("state")))
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(Path(kept, "inductor")) if kept else str(tmp_path_factory.mktemp("inductor")))
         yield
 
 
@@ -86,6 +89,8 @@ def compiles_native_code() -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    if item.get_closest_marker("nightly") and not nightly():
+        pytest.skip("scripts/test nightly runs it")
     if item.get_closest_marker("copies") and (torch.cuda.is_initialized() or not copies_are_made()):
         pytest.skip("JAX or CUDA is started here, and a build beside it copies no process")
     return (yield from _without_native_code())
@@ -195,26 +200,26 @@ def portable_digits_bundle(request: pytest.FixtureRequest, tmp_path_factory: pyt
 
 
 @pytest.fixture(scope="session")
-def fresh_process(tmp_path_factory: pytest.TempPathFactory) -> FreshProcess:
+def fresh_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshProcess]:
     """Runs code where neither the repository's examples nor its tests can be imported, in an empty directory.
 
-    ``importable`` names directories whose modules the code can import all the same.
+    ``importable`` names directories whose modules the code can import all the same. The process is a copy
+    of one that has imported torch, unless ``from_nothing`` asks for one that has imported nothing, or an
+    environment variable is given that torch may read.
     """
+    forks = Forks()
 
-    def run(code: str, *arguments: object, importable: Sequence[Path] = (), **environment: str) -> Any:
-        isolated = "-P" if importable else "-I"
-        environment["PYTHONPATH"] = os.pathsep.join(map(str, importable))
-        command = [sys.executable, isolated, "-W", "error", "-c", textwrap.dedent(code), *map(str, arguments)]
-        done = subprocess.run(
-            command,
-            cwd=tmp_path_factory.mktemp("empty"),
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+    def run(code: str, *arguments: object, importable: Sequence[Path] = (), from_nothing: bool = False, **given: str) -> Any:
+        code, words, paths = textwrap.dedent(code), list(map(str, arguments)), list(map(str, importable))
+        environment = {**os.environ, **given, "PYTHONPATH": os.pathsep.join(paths)}
+        folder = tmp_path_factory.mktemp("empty")
+        if from_nothing or not all(name.startswith("AOTPACK_") for name in given):
+            command = [sys.executable, "-P" if paths else "-I", "-W", "error", "-c", code, *words]
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        else:
+            done = forks.run(code, words, cwd=folder, environment=environment, importable=paths, timeout=300)
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
         return json.loads(done.stdout)
 
-    return run
+    yield run
+    forks.close()

@@ -191,6 +191,7 @@ class Recurrent(nn.Module):
         return [layer(x) for layer in self.layers]
 
 
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="eager has no LSTM in bfloat16 on this processor")
 def test_recurrent_layers_return_the_types_of_eager(tmp_path: Path) -> None:
     """In training eager's LSTM is oneDNN's kernel, which returns the type of the autocast; a GRU returns float32."""
     torch.manual_seed(0)

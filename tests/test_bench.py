@@ -31,7 +31,7 @@ print(json.dumps([*Clock(phases.PHASES).seconds, *Clock(overhead.PARTS).seconds]
 
 
 def test_the_functions_whose_time_is_measured_exist(fresh_process: FreshProcess) -> None:
-    assert {"open", "dlopen", "compiled code"} <= set(fresh_process(WRAPPED))
+    assert {"open", "dlopen", "compiled code"} <= set(fresh_process(WRAPPED, from_nothing=True))
 
 
 def test_a_clock_counts_what_a_function_spends_in_another_for_that_one(monkeypatch: pytest.MonkeyPatch) -> None:

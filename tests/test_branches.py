@@ -313,3 +313,25 @@ def test_a_plain_number_is_refused_with_what_to_do(tmp_path: Path) -> None:
             targets=("portable",),
             branches="example",
         )
+
+
+class Nested(nn.Module):
+    """Branches on what is in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        x = self.layer(batch["x"])
+        return x.sum() if batch["x"].sum() > 0 else -x.sum()
+
+
+def test_branches_on_what_is_in_containers(tmp_path: Path) -> None:
+    model, batch = Nested(), {"x": torch.ones(2, 3)}
+    out = tmp_path / "m"
+    aotpack.build(model, (batch,), out=out, targets=("portable",), methods=("train",), branches="example")
+    loaded = load(out)
+    torch.testing.assert_close(loaded(batch), model(batch))
+    with pytest.raises(BranchError):
+        loaded({"x": -torch.ones(2, 3)})

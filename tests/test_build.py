@@ -125,7 +125,6 @@ def test_other_process_directory_and_hash_seed_give_the_same_bytes(fresh_process
     assert first == second
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not compiles_native_code(), reason="this torch makes no native code")
 def test_native_code_is_the_same_bytes_too(fresh_process: FreshProcess, tmp_path: Path) -> None:
     first, second = build_twice(fresh_process, tmp_path, "cpu portable")
@@ -146,7 +145,6 @@ class Attention(nn.Module):
 
 
 @pytest.mark.copies
-@pytest.mark.slow
 def test_a_backward_lowered_beside_its_forward_is_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, taken = Attention(), []
@@ -181,7 +179,6 @@ def check_ended(abandoned: list[toolchain.Library]) -> None:
 
 
 @pytest.mark.copies
-@pytest.mark.slow
 def test_a_backward_lowered_for_other_layouts_is_lowered_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is saved has other layouts than expected: the copy of the process is ended, and its result is not used."""
     abandoned = watch_abandoned(monkeypatch)
@@ -348,7 +345,7 @@ def test_the_model_is_left_as_it_was(network: Network, tmp_path: Path) -> None:
 
 
 def test_dynamo_comes_first(network: Network, tmp_path: Path) -> None:
-    report = portable(network, EXAMPLE, tmp_path / "m")
+    report = portable(network, EXAMPLE, tmp_path / "m", check=False)
     assert report.notes == tuple(f"captured {name!r} with the dynamo front end" for name in ("train", "infer"))
     assert report.warnings == ()
     methods = Bundle.open(tmp_path / "m").program.methods
@@ -466,8 +463,8 @@ def test_what_dynamo_refuses_the_next_front_end_takes(tmp_path: Path, monkeypatc
     assert f"captured 'train' with the {expected} front end" in report.notes
     refused = [warning for warning in report.warnings if "refused 'train'" in warning]
     assert refused[0].startswith("the dynamo front end refused 'train': ")
-    assert len(refused) == (1 if expected == "export" else 2)
-    assert expected == "export" or "export has its own reasons" in refused[1]
+    assert len(refused) == 1  # the other reasons are notes
+    assert expected == "export" or any("export has its own reasons" in note for note in report.notes)
     assert not any("checkpoint" in warning for warning in report.warnings)
     loaded = aotpack.load(tmp_path / "m")
     for each in (model, loaded):

@@ -156,6 +156,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(spec: str) -> None:
         raise error
 
+    monkeypatch.setattr("aotpack.model.entry.check_file", lambda path: None)
     monkeypatch.setattr("aotpack.model.entry.load_entry", fail)
 
 

@@ -220,6 +220,35 @@ def test_every_error_and_warning_is_on_the_page_for_troubleshooting() -> None:
     assert [kind for kind in found if f"### `{kind}`" not in text] == []
 
 
+def test_messages_for_troubleshooting_are_those_of_the_code() -> None:
+    """A message is part of a text of the sources, or holds all of such a text. On both sides ``…`` stands for any words."""
+    page = (ROOT / "docs" / "guide" / "troubleshooting.md").read_text()
+    messages = [one or two for one, two in re.findall(r"^\| (?:``(.+?)``|`([^`]+)`) \|", page, re.MULTILINE)]
+    texts = {text for text in _texts() if len(text.replace("…", "")) >= 12}
+    assert len(messages) > 30
+    assert [message for message in messages if not any(_holds(t, message) or _holds(message, t) for t in texts)] == []
+
+
+def _texts() -> Iterator[str]:
+    """The strings of the sources, with ``…`` for what an f-string puts in."""
+    for path in (path for folder in ("aotpack", "loader/aotpack_loader") for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+            elif isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+
+
+def _holds(text: str, pattern: str) -> bool:
+    """Whether ``text`` has the words of ``pattern`` in their order."""
+    at = 0
+    for words in re.split(r"…|\{\}", pattern):
+        at = text.find(words, at) + len(words)
+        if at < len(words):
+            return False
+    return True
+
+
 def test_the_reference_is_complete() -> None:
     """Public names are in the reference by the address of their definition; the errors' module is in it as a whole."""
     pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))

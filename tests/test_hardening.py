@@ -25,10 +25,11 @@ from aotpack_loader import replay
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.layout import open_layout
 from aotpack_loader.devices import aoti, operators
+from aotpack_loader.devices.backends import unfit
 from aotpack_loader.devices.packages import package_of
 from aotpack_loader.devices.portable import PortableExecutable
-from aotpack_loader.devices.select import unfit
 from aotpack_loader.errors import (
+    AotpackError,
     CorruptBundleError,
     InputError,
     NotABundleError,
@@ -46,6 +47,7 @@ from aotpack_loader.runtime.epilogue import Epilogue
 from aotpack_loader.runtime.loaded_method import LoadedMethod
 from aotpack_loader.runtime.views import CallValues
 from aotpack_loader.selftest import run_self_test
+from devtools.paths import ROOT
 
 CPU = torch.device("cpu")
 GRAPH = schema.Descriptor(media_types.GRAPH, "sha256:" + "0" * 64, 1)
@@ -95,7 +97,7 @@ def test_operators_of_honest_graphs(name: str) -> None:
 def test_every_namespace_of_torch_is_known(fresh_process: FreshProcess) -> None:
     """A release of torch with a new one needs a decision here."""
     code = "import json, torch; print(json.dumps([name.partition('::')[0] for name in torch._C._dispatch_get_all_op_names()]))"
-    assert set(fresh_process(code)) <= operators.MATH_NAMESPACES | operators.TORCH_NAMESPACES
+    assert set(fresh_process(code, from_nothing=True)) <= operators.MATH_NAMESPACES | operators.TORCH_NAMESPACES
 
 
 @pytest.fixture(scope="module")
@@ -400,6 +402,73 @@ def test_expressions_where_little_stack_is_left() -> None:
     with pytest.raises(CorruptBundleError, match=r"too deeply|cannot be evaluated"):
         deeper(sys.getrecursionlimit() - 300)
     assert deeper(0) == 0
+
+
+def test_values_beyond_all_sizes() -> None:
+    """Nested products had thousands of digits, which Python refuses to print in messages and warnings."""
+    text = "s"
+    for _ in range(20):
+        text = f"({text}) * ({text})" if len(text) < 5000 else f"({text}) * s"
+    for wrong in (text, f"({text}) - ({text})", f"max({text}, 1) + 1"):
+        with pytest.raises(CorruptBundleError, match="beyond all sizes"):
+            expressions.evaluate(wrong, {"s": 2**60})
+    assert expressions.evaluate("s * s", {"s": 2**60}) == 2**120
+
+
+def test_messages_about_integers_of_many_digits(tmp_path: Path) -> None:
+    model = aotpack_loader.load(ROOT / "tests/hostile/huge_shape_expression.aotpack").eval()
+    for argument in (10**5000, torch.ones(4), "x" * 10**4):
+        with torch.no_grad(), pytest.raises(AotpackError):
+            model(argument)
+
+
+def test_a_self_test_of_nothing() -> None:
+    report = run_self_test(ROOT / "tests/hostile/selftest_empty.aotpack", "portable")
+    assert not report.ok
+
+
+# ---------------------------------------------------------------- a recorded configuration
+
+
+def _configured(path: Path, config: dict[str, Any], **attributes: Any) -> Any:
+    def data(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {"type": "mapping", "keys": list(value), "items": [data(item) for item in value.values()]}
+        return {"type": "sequence", "kind": "list", "items": [data(item) for item in value]} if isinstance(value, list) else value
+
+    write_tiny(path)
+    recorded = {"config": data(config), "generation_config": data(config), "attributes": attributes}
+    _edited(path, lambda documents: documents.program.update(pretrained=recorded))
+    return aotpack_loader.load(path)
+
+
+def test_a_configuration_names_no_code(tmp_path: Path) -> None:
+    """The library downloads and runs what ``auto_map`` and ``attn_implementation`` name."""
+    names = ["auto_map", "attn_implementation", "_attn_implementation_internal", "experts_implementation", "custom_pipelines",
+             "_name_or_path", "trust_remote_code", "custom_generate", "use_kernels"]  # fmt: skip
+    bad: dict[str, Any] = dict.fromkeys(names, "evil/repository")
+    kept = {"model_type": "bert", "hidden_size": 4, "cache_implementation": "static"}
+    model = _configured(
+        tmp_path / "m", {**bad, **kept, "text_config": {**bad, **kept, "parts": [{**bad, **kept}]}}, _auto_class="X"
+    )
+    for config in (model.config, model.generation_config):
+        assert config.to_dict() == {**kept, "text_config": {**kept, "parts": [kept]}}
+        assert "evil" not in repr(config)
+    assert getattr(model, "_auto_class", None) is None  # transformers gives its own models the attribute
+
+
+@pytest.mark.parametrize("name", ["to_dict", "to_json_string", "save_pretrained", "get", "__class__", "__dict__", "__getattr__"])
+def test_values_of_a_configuration_replace_no_method(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CorruptBundleError, match=f"'{name}' is a method"):
+        _configured(tmp_path / "m", {name: 1})
+
+
+def test_odd_values_of_a_configuration(tmp_path: Path) -> None:
+    config = _configured(tmp_path / "m", {"id2label": 5, "num_labels": 3, "mixed": {1: 2, "a": 3}, "": 1}).config
+    with pytest.raises(CorruptBundleError, match="names no classes"):
+        _ = config.num_labels
+    assert config.to_dict()["mixed"] == {1: 2, "a": 3}
+    assert '"a": 3' in repr(config)
 
 
 # ---------------------------------------------------------------- rules of documents

@@ -7,14 +7,19 @@ import copy
 import json
 import random
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from msgspec import structs
+from support.archive import write_tiny
 
+from aotpack.signing.sign import sign
 from aotpack_loader.archive.attachments import SIGSTORE_BUNDLE
-from aotpack_loader.signing import documents
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.signing import documents, verify
 from aotpack_loader.signing.keys import KINDS, PrivateKey
 from aotpack_loader.signing.verify import Verdict, signer
 
@@ -183,3 +188,15 @@ def test_mutants_are_believed_only_if_they_say_the_same() -> None:
             assert base64.b64decode(document["dsseEnvelope"]["payload"]) == payload
     assert believed > 100
     assert time.process_time() - start < 20
+
+
+def test_false_signatures_do_not_hide_a_true_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may push can add signatures that name the same key. Checks ended after 512."""
+    write_tiny(tmp_path / "m")
+    key = PrivateKey.generate("ed25519")
+    sign(tmp_path / "m", key)
+    with Bundle.open(tmp_path / "m") as bundle:
+        (where, good), *_ = verify._signatures(bundle, [])
+        false = structs.replace(good, dsse_envelope=structs.replace(good.dsse_envelope, payload_type="other"))
+        monkeypatch.setattr(verify, "_signatures", lambda *_: iter([(where, false)] * 1023 + [(where, good)]))
+        assert verify.signer(bundle, [key.public]).key is not None

@@ -186,7 +186,6 @@ def test_vectors_of_every_kind_have_a_page(tmp_path: Path) -> None:
             assert "</html>" in inspect_page(bundle, folder.name), folder.name
 
 
-@pytest.mark.slow
 def test_a_graph_of_100000_operations_opens_within_3_seconds(browser: Any, tmp_path: Path) -> None:
     write_large_bundle(tmp_path / "large.aotpack", 100_000)
     out = tmp_path / "large.html"

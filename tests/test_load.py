@@ -420,9 +420,10 @@ def test_untrusted_native_code_is_refused_when_asked_for(digits_bundle: Path) ->
 
 @pytest.mark.usefixtures("stranger")
 def test_untrusted_native_code_gives_way_to_portable(digits_bundle: Path) -> None:
-    with pytest.warns(aotpack.BackendWarning, match="not trusted"):
+    with pytest.warns(aotpack.BackendWarning, match="not trusted") as caught:
         loaded = aotpack.load(digits_bundle)
     assert loaded.aotpack.backend == "portable"
+    assert f'load it with trust="{Bundle.open(digits_bundle).digest}"' in str(caught[0].message)
     assert loaded.aotpack.rejected[native_name(digits_bundle)].startswith("not trusted: ")
     without_warnings(digits_bundle, backend="portable")
 
@@ -467,7 +468,7 @@ def test_what_a_step_frees_is_there_for_the_next(
     """Once a bundle is loaded, memory comes from malloc's heap, not anew from the system. What the user asks of malloc stands."""
     for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)
-    assert not fresh_process(WHERE.format(load=""), tiny_bundle)
+    assert not fresh_process(WHERE.format(load=""), tiny_bundle, from_nothing=True)
     loading = WHERE.format(load="load(sys.argv[1])")
-    assert fresh_process(loading, tiny_bundle)
-    assert not fresh_process(loading, tiny_bundle, MALLOC_TRIM_THRESHOLD_="131072")
+    assert fresh_process(loading, tiny_bundle, from_nothing=True)
+    assert not fresh_process(loading, tiny_bundle, MALLOC_TRIM_THRESHOLD_="131072", from_nothing=True)

@@ -218,6 +218,13 @@ def test_autocast_at_build_and_at_call(tmp_path: Path) -> None:
     torch.testing.assert_close(seen[1], seen[0], rtol=2e-2, atol=2e-2)
 
 
+def test_further_arguments_of_train_are_refused(bundle: Path) -> None:
+    model = aotpack.load(bundle)
+    with pytest.raises(ModeError, match=r"takes the mode alone\.\n  frozen: is an argument"):
+        model.train(True, frozen=True)  # type: ignore[call-arg, unused-ignore]
+    assert not model.train(mode=False).training
+
+
 def test_another_autocast_is_refused(tmp_path: Path) -> None:
     with under_autocast():
         aotpack.build(model(), (torch.randn(5, 3),), out=tmp_path / "m", targets=("portable",), methods=("train",))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tarfile
 import tomllib
 import warnings
 from pathlib import Path
@@ -22,14 +23,16 @@ from aotpack.writer.bundle import BlobStore, TargetEntry, write_bundle
 from aotpack.writer.weights import write_weights
 from aotpack_loader import load, policy
 from aotpack_loader.archive.bundle import Bundle
-from aotpack_loader.errors import AotpackError, DirectoryError, PolicyError, TrustError
+from aotpack_loader.errors import AotpackError, BundleError, DirectoryError, PolicyError, TrustError
 from aotpack_loader.format import media_types
 from aotpack_loader.format.codec import encode
 from aotpack_loader.format.schema import Requirements
 from aotpack_loader.options import LoadOptions
+from aotpack_loader.selftest import run_self_test
 from aotpack_loader.signing import key_store
 from aotpack_loader.signing.keys import PrivateKey
 from aotpack_loader.trust import record_built
+from devtools.paths import ROOT
 from devtools.spec import __main__ as spec
 
 KEY, OTHER = PrivateKey.generate("ed25519"), PrivateKey.generate("ecdsa-p256")
@@ -205,6 +208,49 @@ def test_a_link_is_the_file_that_it_leads_to(unsigned: Path, tmp_path: Path) -> 
     with pytest.raises(PolicyError, match="has no rule"):
         load(tmp_path / "link", policy=file)
     load(tmp_path / "link", policy=write(tmp_path, rule("off", str(unsigned))))
+
+
+@pytest.mark.parametrize("directory", [False, True])
+def test_a_policy_judges_the_bundle_that_is_open(unsigned: Path, signed: Path, tmp_path: Path, directory: bool) -> None:
+    """Somebody else's link showed a refused bundle to the loader, and an accepted path to the policy."""
+    accepted, refused = unsigned, signed
+    if directory:
+        accepted, refused = tmp_path / "accepted", tmp_path / "refused"
+        accepted.mkdir()
+        refused.mkdir()
+        for path, source in ((accepted, unsigned), (refused, signed)):
+            with tarfile.open(source) as archive:
+                archive.extractall(path, filter="data")
+    link = tmp_path / "link"
+    link.symlink_to(refused)
+    options = LoadOptions(policy=write(tmp_path, rule("off", str(accepted))))
+    with Bundle.open(link) as bundle:
+        with pytest.raises(PolicyError, match=f"has no rule for {refused}"):
+            policy.apply_policies(bundle, options)
+        link.unlink()
+        link.symlink_to(accepted)
+        with pytest.raises(BundleError, match="was replaced while it was opened"):
+            policy.apply_policies(bundle, options)
+        link.unlink()
+        with pytest.raises(BundleError, match="was replaced while it was opened"):
+            policy.apply_policies(bundle, options)
+    with Bundle.open(accepted) as bundle:
+        policy.apply_policies(bundle, options)
+
+
+def test_a_self_test_is_of_the_bundle_that_was_checked(unsigned: Path, tmp_path: Path) -> None:
+    bundle = ROOT / "tests/hostile/selftest_empty.aotpack"
+    with pytest.raises(BundleError, match="was replaced while it was checked"):
+        run_self_test(bundle, "portable", digest=f"sha256:{'0' * 64}")
+
+
+def test_a_directory_is_no_policy_and_no_key(unsigned: Path, tmp_path: Path) -> None:
+    with pytest.raises(DirectoryError, match="is not a file"):
+        load(unsigned, policy=tmp_path)
+    with pytest.raises(DirectoryError, match="is not a file"):
+        load(unsigned, policy=write(tmp_path, rule("enforce", keys=["."])))
+    with pytest.raises(DirectoryError, match="is not a file"):
+        key_store.read_key(tmp_path)
 
 
 def test_the_variable_and_the_argument_both_apply(signed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

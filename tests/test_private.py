@@ -7,6 +7,7 @@ import pwd
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,14 @@ from support.archive import digest_of
 from torch._inductor import codecache
 from torch._inductor.runtime.cache_dir_utils import cache_dir as inductor_cache_dir
 
-from aotpack._torch import directories
+from aotpack._torch import directories, stub_library
+from aotpack._torch.preprocessed_headers import preprocess
+from aotpack.writer.cache import CompileCache
+from aotpack_loader import trust
 from aotpack_loader.archive import cache, private
 from aotpack_loader.errors import DirectoryError
+from aotpack_loader.format import schema
+from aotpack_loader.registry.store import BlobCache
 
 RAW = b"native code"
 NOBODY = pwd.getpwnam("nobody").pw_uid
@@ -171,7 +177,7 @@ def test_a_planted_inductor_directory_is_not_used(tmp_path: Path, monkeypatch: p
         if given:
             monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", given)
         with directories.private_directories():
-            assert inductor_cache_dir() == str(tmp_path / "cache" / "inductor")
+            assert inductor_cache_dir() == str(tmp_path / "cache" / "inductor" / "aotpack")
             assert Path(codecache._HEADER_DIR).is_relative_to(tmp_path / "cache")
     assert os.listdir(planted) == []
 
@@ -179,7 +185,128 @@ def test_a_planted_inductor_directory_is_not_used(tmp_path: Path, monkeypatch: p
 def test_a_chosen_inductor_directory_must_be_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "chosen"))
     with directories.private_directories():
-        assert inductor_cache_dir() == str(tmp_path / "chosen")
+        assert inductor_cache_dir() == str(tmp_path / "chosen" / "aotpack")
+        assert (tmp_path / "chosen" / "aotpack").stat().st_mode & 0o777 == 0o700
     (tmp_path / "chosen").chmod(0o777)
     with pytest.raises(DirectoryError, match="TORCHINDUCTOR_CACHE_DIR"), directories.private_directories():
         pass
+
+
+# ---------------------------------------------------------------- what a cache holds
+
+
+SOURCE, OPTIONS, FILES = b"source", {"target": "cpu"}, {"code": b"\x7fELF", "facts": b"{}"}
+BLOB = schema.Descriptor("application/octet-stream", digest_of(RAW), len(RAW))
+BUNDLE = "sha256:" + "1" * 64
+
+
+def compiled() -> bool:
+    """Fill the compile cache, or find what it holds."""
+    found = CompileCache().find(SOURCE, OPTIONS)
+    if found is None:
+        CompileCache().keep(SOURCE, OPTIONS, FILES)
+    return found is not None
+
+
+def header_record() -> bool:
+    folder = private.private_directory(cache.cache_root() / "headers", "AOTPACK_CACHE")
+    header, made = folder.parent.with_name("header.hpp"), folder.parent.with_name("header.i")
+    header.write_text("")
+    ran = []
+
+    def run(command: str, cwd: str) -> None:
+        ran.append(command)
+        made.write_text("text")
+        made.with_suffix(".d").write_text(f"header.i: {header}\n")
+
+    preprocess(f"g++ -E {header} -o {made}", "", compiler="g++ 13", folder=folder, run=run)
+    return not ran
+
+
+def stub() -> bool:
+    folder = private.private_directory(cache.cache_root() / "headers", "AOTPACK_CACHE")
+    before = stub_library._run
+    ran = []
+    try:
+        stub_library._run = lambda command: ran.append(command) or before(command)  # type: ignore[func-returns-value]
+        stub_library.linked_to_stub("g++ -ltorch_cpu", folder)
+    finally:
+        stub_library._run = before
+    return not ran
+
+
+def blob() -> bool:
+    return not BlobCache().add(BLOB, lambda sink: sink.write(RAW))
+
+
+def unpacked_blob() -> bool:
+    store = BlobCache()
+    store.add_bytes(BLOB, RAW)
+    target = store.bundle(BUNDLE) / "blobs" / "sha256" / BLOB.digest[7:]
+    before = os.lstat(target).st_ino if target.exists() else None
+    store.link(store.bundle(BUNDLE), BLOB)
+    return before == os.lstat(target).st_ino
+
+
+def built_here() -> bool:
+    if trust.decide_trust(BUNDLE, None).trusted:
+        return True
+    trust.record_built(BUNDLE)
+    return False
+
+
+HOLDERS = [compiled, header_record, stub, blob, unpacked_blob, built_here]
+
+
+@pytest.fixture
+def own_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AOTPACK_STATE", str(folder / "state"))
+    return folder
+
+
+@pytest.fixture
+def shared_group(own_folders: Path) -> Iterator[None]:
+    """The usual umask where each user has a group."""
+    assert own_folders.is_dir()
+    before = os.umask(0o002)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.parametrize("hold", HOLDERS, ids=lambda hold: hold.__name__)
+@pytest.mark.usefixtures("shared_group")
+def test_nobody_of_the_group_may_write_into_a_cache(own_folders: Path, hold: Callable[[], bool]) -> None:
+    """A cache in a project's directory (``chmod g+s``) of a user with umask 002."""
+    for name in ("cache", "state"):
+        (own_folders / name).mkdir()
+        (own_folders / name).chmod(0o2755)
+    assert not hold()
+    made = [path for name in ("cache", "state") for path in (own_folders / name).rglob("*")]
+    assert made
+    assert not [path for path in made if path.is_dir() and path.stat().st_mode & 0o077]
+    assert hold()
+
+
+@pytest.mark.parametrize("hold", HOLDERS, ids=lambda hold: hold.__name__)
+def test_a_directory_of_a_cache_that_others_may_write_to_is_refused(own_folders: Path, hold: Callable[[], bool]) -> None:
+    assert not hold()
+    for path in [path for path in own_folders.rglob("*") if path.is_dir() and path.name != "partial"]:
+        mode = path.stat().st_mode
+        path.chmod(0o770)
+        if any(file.is_file() for file in path.rglob("*")):
+            with pytest.raises(DirectoryError, match="Other users may write"):
+                hold()
+        path.chmod(mode)
+    assert hold()
+
+
+@as_root
+@pytest.mark.parametrize("hold", HOLDERS, ids=lambda hold: hold.__name__)
+def test_a_file_of_another_user_is_not_taken_from_a_cache(own_folders: Path, hold: Callable[[], bool]) -> None:
+    """He put it there while he could write to the directory."""
+    assert not hold()
+    for path in own_folders.rglob("*"):
+        if path.is_file():
+            os.chown(path, NOBODY, -1)
+    assert not hold()
+    assert hold()

@@ -46,7 +46,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 def test_loading_and_a_step_import_no_compiler(
     request: pytest.FixtureRequest, fresh_process: FreshProcess, bundle: str, backend: str
 ) -> None:
-    added = fresh_process(STEP, request.getfixturevalue(bundle), backend)
+    added = fresh_process(STEP, request.getfixturevalue(bundle), backend, from_nothing=True)
     heavy = [name for name in added if name in FORBIDDEN or name.startswith(tuple(f"{prefix}." for prefix in FORBIDDEN))]
     assert set(heavy) <= IMPORTED_BY_TORCH
 
@@ -57,10 +57,10 @@ START = frozenset({
     "module.submodules", "opening", "opening.documents", "opening.from_record", "opening.record_files", "opening.recording",
     "archive", "archive.bundle", "archive.cache", "archive.checked", "archive.digest", "archive.layout", "archive.manifests",
     "archive.private", "archive.tar", "archive.weights",
-    "devices", "devices.aoti", "devices.base", "devices.call_library", "devices.call_sizes", "devices.cpuinfo",
-    "devices.literals", "devices.packages", "devices.select",
+    "devices", "devices.aoti", "devices.backends", "devices.base", "devices.call_library", "devices.call_sizes",
+    "devices.cpuinfo", "devices.literals", "devices.packages", "devices.select",
     "format", "format.codec", "format.containers", "format.donations", "format.expressions", "format.interface",
-    "format.media_types", "format.modules", "format.schema", "format.subclasses", "format.validate",
+    "format.media_types", "format.modules", "format.schema", "format.subclasses", "format.traits", "format.validate",
     "format.validate_target", "format.versions",
     "runtime", "runtime.arguments", "runtime.autograd", "runtime.backward_inputs", "runtime.call", "runtime.epilogue",
     "runtime.identity", "runtime.inputs", "runtime.loaded_method", "runtime.memory", "runtime.modes", "runtime.mutations",
@@ -80,9 +80,9 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 
 
 def test_a_start_imports_what_it_needs(digits_bundle: Path, fresh_process: FreshProcess) -> None:
-    load_once = fresh_process(FIRST_STEP, digits_bundle)  # code that is in the cache is not decompressed again
+    load_once = fresh_process(FIRST_STEP, digits_bundle, from_nothing=True)  # code that is in the cache is not decompressed again
     assert "aotpack_loader.archive.cache" in load_once
-    added = fresh_process(FIRST_STEP, digits_bundle)
+    added = fresh_process(FIRST_STEP, digits_bundle, from_nothing=True)
     own = {name.removeprefix("aotpack_loader").removeprefix(".") for name in added if name.startswith("aotpack_loader")}
     assert own == START
     others = {name.partition(".")[0] for name in {*added} - IMPORTED_BY_TORCH if not name.startswith("aotpack_loader")}
@@ -104,7 +104,7 @@ class NoCode(toolchain.Library):
         super().__init__(output)
         self.layouts = [layouts.OutputLayout([], own=False)] * outputs
 
-    def start(self, *workers: Any) -> None:
+    def start(self, *_: Any, **__: Any) -> None:
         pass
 
     def finish(self) -> None:
@@ -137,7 +137,7 @@ def test_portable_graphs_beside_native_code_need_no_compiler(
         out.backward()
         print(json.dumps([sorted(set(sys.modules) - before), out.item(), x.grad.tolist()]))
     """
-    added, value, gradient = fresh_process(code, tmp_path / "m")
+    added, value, gradient = fresh_process(code, tmp_path / "m", from_nothing=True)
     assert [name for name in added if name.startswith(FORBIDDEN[:-1]) and name not in IMPORTED_BY_TORCH] == []
     x = torch.arange(32.0).reshape(2, 4, 4).div(16).sin().requires_grad_()
     torch.manual_seed(0)
@@ -149,7 +149,9 @@ def test_portable_graphs_beside_native_code_need_no_compiler(
 
 @pytest.mark.parametrize("package", ["aotpack", "aotpack_loader"])
 def test_importing_imports_no_torch(fresh_process: FreshProcess, package: str) -> None:
-    added = fresh_process(f"import json, sys, {package}; dir({package}); print(json.dumps(sorted(sys.modules)))")
+    added = fresh_process(
+        f"import json, sys, {package}; dir({package}); print(json.dumps(sorted(sys.modules)))", from_nothing=True
+    )
     assert package in added
     assert "torch" not in added
     assert "numpy" not in added
@@ -165,7 +167,7 @@ def test_reading_documents_imports_no_torch(tiny_bundle: Path, fresh_process: Fr
                 bundle.graph(method.forward)
         print(json.dumps(sorted(sys.modules)))
     """
-    assert "torch" not in fresh_process(code, tiny_bundle)
+    assert "torch" not in fresh_process(code, tiny_bundle, from_nothing=True)
 
 
 def test_examples_and_tests_are_out_of_a_fresh_process_reach(fresh_process: FreshProcess) -> None:
@@ -174,7 +176,7 @@ def test_examples_and_tests_are_out_of_a_fresh_process_reach(fresh_process: Fres
         names = ("model", "examples", "tests", "conftest", "support")
         print(json.dumps([name for name in names if importlib.util.find_spec(name)]))
     """
-    assert fresh_process(code) == []
+    assert fresh_process(code, from_nothing=True) == []
 
 
 SOURCES = sorted(Path(aotpack_loader.__file__).parent.rglob("*.py"))

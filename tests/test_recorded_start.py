@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -291,8 +292,8 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 
 
 def test_a_recorded_start_imports_little(digits_bundle: Path, fresh_process: FreshProcess, records: Path) -> None:
-    fresh_process(FIRST_STEP, digits_bundle)
-    added = fresh_process(FIRST_STEP, digits_bundle)
+    fresh_process(FIRST_STEP, digits_bundle, from_nothing=True)
+    added = fresh_process(FIRST_STEP, digits_bundle, from_nothing=True)
     own = {name.removeprefix("aotpack_loader").removeprefix(".") for name in added if name.startswith("aotpack_loader")}
     assert own == RECORDED
     others = {name for name in added if not name.startswith("aotpack_loader")}
@@ -313,17 +314,30 @@ def test_examples_step_alike_from_a_record(digits_bundle: Path, digits_model: nn
         torch.testing.assert_close(mine.grad, theirs.grad, msg=name, rtol=1e-4, atol=1e-5)
 
 
-def test_a_record_is_of_the_loader_that_wrote_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module of the loader that changes makes all records another loader's."""
-    for module in record_files._MAKERS:
-        (tmp_path / module).parent.mkdir(exist_ok=True)
-        (tmp_path / f"{module}.py").write_text("first")
-        assert (Path(aotpack_loader.__file__).parent / f"{module}.py").exists()
-    monkeypatch.setattr(record_files, "__file__", str(tmp_path / "opening" / "record_files.py"))
-    found = []
-    for text in ("first", "longer"):
-        (tmp_path / "runtime" / "call.py").write_text(text)
-        record_files._loader.cache_clear()
-        found.append(record_files._loader())
-    record_files._loader.cache_clear()
-    assert found[0] != found[1]
+@pytest.mark.parametrize("changed", ["runtime/autograd.py", "runtime/views.py", "devices/literals.py", "new.py", "__init__.py"])
+def test_a_record_is_of_the_loader_that_wrote_it(changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any file of the loader that changes makes all records another loader's."""
+    root = tmp_path / "loader"
+    shutil.copytree(Path(aotpack_loader.__file__).parent, root, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(record_files, "__file__", str(root / "opening" / "record_files.py"))
+    monkeypatch.setattr(record_files, "_loader", record_files._loader.__wrapped__)
+    before = record_files._loader()
+    assert record_files._loader() == before
+    with (root / changed).open("a") as file:
+        file.write("\n")
+    assert record_files._loader() != before
+
+
+def test_a_changed_loader_starts_from_no_record(
+    records: Path, several: tuple[Path, nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = several
+    aotpack.load(path)
+    assert is_recorded(aotpack.load(path))
+    root = tmp_path / "loader"
+    shutil.copytree(Path(aotpack_loader.__file__).parent, root, ignore=shutil.ignore_patterns("__pycache__"))
+    with (root / "runtime" / "autograd.py").open("a") as file:
+        file.write("# computes other gradients\n")
+    monkeypatch.setattr(record_files, "__file__", str(root / "opening" / "record_files.py"))
+    monkeypatch.setattr(record_files, "_loader", record_files._loader.__wrapped__)
+    assert not is_recorded(aotpack.load(path))

@@ -20,10 +20,10 @@ import aotpack
 from aotpack.capture.regions import repeated_layers
 from aotpack.cli import main
 from aotpack.pipeline.advice import with_regions
+from aotpack.pipeline.context import Example, begin
 from aotpack.pipeline.options import Options
 from aotpack.pipeline.progress import BuildReport, Run
-from aotpack.pipeline.traced_methods import Example, start
-from aotpack.targets import resolve_targets
+from aotpack.targets import find_target
 from aotpack.targets.cpu.parts import compute_late
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.aoti import AotiSequence
@@ -170,8 +170,8 @@ def test_layers_of_deep_models_are_compiled_once_by_default() -> None:
         (layers(12), replace(by_default, rng="eager"), "cpu", False),
         (layers(12), replace(by_default, memory_budget=0.5), "cpu", False),
     ):
-        targets = resolve_targets([target])
-        context = start(Run(), Example(model, (torch.zeros(2, 4),), {}, None), options, {})
+        targets = [find_target(target)]
+        context = begin(Run(), Example(model, (torch.zeros(2, 4),), {}, None), options)
         assert with_regions(context, targets).options.regional is expected
 
 

@@ -125,7 +125,6 @@ class Decodes(Broadcasts):
         self.words = nn.Sequential(self.words, self.layer)  # type: ignore[assignment]
 
 
-@pytest.mark.slow
 def test_a_last_batch_of_one_trains_with_compiled_code(tmp_path: Path) -> None:
     """Inductor asks for the order of strides and, where it writes the gradient of a part, whether that overlaps itself."""
     torch.manual_seed(0)

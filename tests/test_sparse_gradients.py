@@ -107,6 +107,22 @@ def test_indices_of_another_gradient_are_refused(tmp_path: Path) -> None:
         results.sum().backward()
 
 
+def test_checked_indices_are_no_memory_of_the_bundle() -> None:
+    """They were a buffer's, which the next forward overwrote: the optimizer then wrote far outside of the parameter."""
+    model = load(ROOT / "tests/hostile/sparse_indices_in_a_buffer.aotpack")
+    rows, parameter = model.get_buffer("idx"), model.get_parameter("table.weight")
+    gradients = []
+    for _ in range(2):
+        parameter.grad = None
+        model(torch.tensor([0, 1, 2]), torch.ones(3, 2)).sum().backward()
+        assert parameter.grad is not None
+        gradients.append(parameter.grad)
+    assert rows.abs().max() > 1 << 30  # what the second forward wrote
+    for gradient in gradients:
+        assert gradient._indices().untyped_storage().data_ptr() != rows.untyped_storage().data_ptr()
+        assert gradient._indices().abs().max() == 0
+
+
 class _Gather(torch.nn.Module):
     def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return torch.gather(x, 0, index, sparse_grad=True).sin()

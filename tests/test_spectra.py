@@ -55,6 +55,45 @@ def test_spectra_have_eagers_values_and_gradients(vary: bool, tmp_path: Path) ->
     torch.testing.assert_close(*(torch.autograd.grad(loss, list(given.values())) for loss in losses))
 
 
+def _image(*size: int, channels_last: bool = False) -> Tensor:
+    image = torch.randn(size, generator=_RANDOM, dtype=torch.complex64)
+    return (image.contiguous(memory_format=torch.channels_last) if channels_last else image).requires_grad_()
+
+
+LAYOUTS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "transposed": (lambda x, y: x.mT + y, (_image(3, 4), _image(4, 3))),
+    "channels-last": (lambda x, y: x + y * 2, (_image(2, 3, 4, 5, channels_last=True), _image(2, 3, 4, 5))),
+    "slices": (lambda x: x[..., :3, :3] + x[..., -3:, :3] * 2, (_image(2, 3, 4, 5, channels_last=True),)),
+    "of one column": (lambda x, y: x.permute(2, 0, 1) + y, (_image(3, 1, 4), _image(4, 3, 1))),
+    "expanded": (lambda x, y: x[:, None].expand(3, 4) + y, (_image(3), _image(3, 4))),
+    "conjugated": (lambda x, y: x.mH + y.conj(), (_image(3, 4), _image(4, 3))),
+    "no elements": (lambda x, y: x + y, (_image(0, 4), _image(0, 4))),
+    "no dimensions": (lambda x: x.sum() + x.prod() * 2j, (_image(3),)),
+    "a complex factor": (lambda x, y: torch.add(x, y, alpha=2.5 + 1j), (_image(3, 4), _image(3, 4))),
+    "rolled": (lambda x: torch.fft.fftshift(x, (2, 3)) * 1, (_image(2, 3, 4, 5, channels_last=True),)),
+    "two slices of a spectrum": (
+        lambda x, w: torch.fft.irfft2(torch.cat([x[:, :, :2] * w[0], x[:, :, -2:] * w[1]], 2)).to(torch.complex64),
+        (_image(2, 3, 4, 5, channels_last=True), _image(2, 1, 5)),
+    ),
+}
+
+
+def test_complex_numbers_in_any_layout_have_eagers_values_and_strides(tmp_path: Path) -> None:
+    """The sum of complex tensors did not compile unless the last stride was 1."""
+    inputs = {name: given for name, (_, given) in LAYOUTS.items()}
+
+    def computed(given: dict[str, tuple[Tensor, ...]]) -> dict[str, Tensor]:
+        return {name: LAYOUTS[name][0](*tensors) for name, tensors in given.items()}
+
+    aotpack.build(computed, (inputs,), out=tmp_path / "m", methods=("train",), targets=("cpu",))
+    found, expected = aotpack.load(tmp_path / "m", backend="cpu")(inputs), computed(inputs)
+    torch.testing.assert_close(found, expected, check_stride=True)
+    leaves = [tensor for given in inputs.values() for tensor in given]
+    sums = ([(x.abs() * torch.arange(x.numel()).view(x.shape)).sum() for x in results.values()] for results in (found, expected))
+    losses = [torch.stack(parts).sum() for parts in sums]
+    torch.testing.assert_close(*(torch.autograd.grad(loss, leaves) for loss in losses))
+
+
 def _sources(function: Callable[[Tensor], Tensor], size: tuple[int, ...], folder: Path) -> list[str]:
     return sources_of(function, (torch.randn(size, generator=_RANDOM).requires_grad_(),), folder)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from torch._inductor import cpp_builder
 from aotpack._torch import library_interface, toolchain
 from aotpack._torch.fixes.inductor.checks import with_checks
 from aotpack._torch.generated_sources import finished_wrapper
-from aotpack._torch.library_interface import Interface, without_interface
+from aotpack._torch.library_interface import interface_command, without_interface
+from aotpack._torch.objects import compile_object
 from aotpack_loader.devices import cpuinfo
 
 COPY = library_interface._SOURCE.read_text()
@@ -46,27 +48,49 @@ def test_an_interface_that_torch_writes_otherwise_stays_in_the_wrapper() -> None
     assert without_interface("int of_the_graph;\n") == ("int of_the_graph;\n", "")
 
 
-def test_an_interface_is_compiled_once_for_each_set_of_options(tmp_path: Path) -> None:
-    ran: list[list[str]] = []
+class _Objects(dict[tuple[bytes, str], bytes]):
+    """Objects in memory."""
+
+    def find_object(self, source: bytes, options: Mapping[str, str]) -> bytes | None:
+        return self.get((source, str(options)))
+
+    def keep_object(self, source: bytes, options: Mapping[str, str], compiled: bytes) -> None:
+        self[source, str(options)] = compiled
+
+
+def test_an_object_is_found_by_its_source_the_compiler_and_the_flags(tmp_path: Path) -> None:
+    """Folders are no part of that: each build has its own."""
+    ran: list[str] = []
+    objects = _Objects()
 
     def run(command: str, cwd: str) -> None:
-        ran.append(shlex.split(command))
-        Path(ran[-1][ran[-1].index("-o") + 1]).write_bytes(Path(ran[-1][1]).read_bytes())
+        ran.append(command)
+        words = shlex.split(command)
+        Path(words[words.index("-o") + 1]).write_bytes(Path(words[1]).read_bytes())
 
-    def compiled(graph: str, flag: str = "-O1", source: str = "int shared;", compiler: str = "g++ 13") -> Path:
-        folder = tmp_path / f"{graph} {flag} {source} {compiler}"
-        folder.mkdir()
-        command = shlex.join(["g++", f"{folder}/{graph}.wrapper.cpp", flag, "-c", "-o", f"{folder}/{graph}.wrapper.o"])
-        made = Interface(source, command, compiler, tmp_path)
-        made.compile(folder, run)
-        assert source in made.path.read_text()
-        return made.path
+    def compiled(name: str, source: str = "int a;", flag: str = "-O1", compiler: str = "g++") -> bytes:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.cpp").write_text(source)
+        include = [f"-I{folder}", f"-ffile-prefix-map={folder}/include=torch/include"]
+        command = [compiler, f"{folder}/{name}.cpp", *include, flag, "-c", "-o", f"{folder}/{name}.o"]
+        compile_object(shlex.join(command), str(folder), objects=objects, run=run)
+        return (folder / f"{name}.o").read_bytes()
 
-    first = compiled("forward")
-    assert compiled("backward") == first
+    assert compiled("first") == compiled("first") == b"int a;"
     assert len(ran) == 1
-    others = {compiled("forward", flag="-O2"), compiled("forward", source="int b;"), compiled("forward", compiler="g++ 14")}
-    assert len(others | {first}) == len(ran) == 4
+    assert compiled("second", source="int b;") == b"int b;"
+    compiled("third", flag="-O2")
+    compiled("fourth", compiler="cc")
+    assert len(ran) == 4
+    objects.clear()
+    compiled("first")
+    assert len(ran) == 5
+
+
+def test_an_interface_is_compiled_as_its_wrapper_is() -> None:
+    command = "g++ /a/x.wrapper.cpp -O1 -I/b -c -o /a/x.wrapper.o"
+    assert interface_command(command, Path("/c/i.cpp"), Path("/c/i.o")) == "g++ /c/i.cpp -O1 -I/b -c -o /c/i.o"
 
 
 @pytest.mark.parametrize(("line", "needs"), [("aotpack_refuse(a, b);", True), ("AotpackEvent aotpack_event_0;", False)])

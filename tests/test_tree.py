@@ -79,7 +79,7 @@ def test_the_import_path_is_edited_for_a_users_file_alone() -> None:
     edited = {name_of(path) for path, code in parsed.items() if any(path_edits(code))}
     assert edited == RUN_A_USERS_FILE.keys()
     in_children = {name_of(path) for path, code in parsed.items() if any(map(edits_in_text, texts(code)))}
-    assert in_children == {name_of(Path(__file__))}
+    assert in_children == {name_of(Path(__file__)), "tests/support/forks.py"}
 
 
 def name_of(path: Path) -> str:
@@ -162,7 +162,7 @@ def test_every_replacement_names_an_entry() -> None:
 def _calls_of_patching(code: ast.AST) -> Iterator[ast.Call]:
     """Calls of the functions that a module imports from ``patching`` and that take an entry's id."""
     imports = [node for node in ast.walk(code) if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("patching")]
-    names = {alias.name for node in imports for alias in node.names} - {"attribute_set", "replaced_outside_torch"}
+    names = {alias.name for node in imports for alias in node.names} - {"attribute_set", "caller", "replaced_outside_torch"}
     for node in ast.walk(code):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
             yield node
@@ -178,7 +178,10 @@ def _text(node: ast.expr, code: ast.AST) -> Any:
     return None
 
 
-LONG = {"loader/aotpack_loader/format/schema.py": "the schema is read, generated from and reviewed as one file"}
+LONG = {
+    "loader/aotpack_loader/format/schema.py": "the schema is read, generated from and reviewed as one file",
+    "loader/aotpack_loader/format/validate.py": "to be cut: limits of hostile documents",
+}
 """Files of more than 400 lines, and why."""
 
 TOOLS = sorted((ROOT / "scripts").rglob("*.py"))

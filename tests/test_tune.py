@@ -53,7 +53,6 @@ class Products(nn.Module):
         return self.second(hidden), broadcast, strided, added, x.t() @ hidden, x.double() @ y.double(), x @ y[:, :1]
 
 
-@pytest.mark.slow
 def test_tuned_code_computes_what_eager_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All products are oneDNN's here, however small. Where it has no form for one, torch's library makes it."""
     monkeypatch.setattr(products, "products_by_onednn", lambda: 1)
@@ -84,7 +83,6 @@ def test_nothing_is_tuned_unless_asked(tmp_path: Path) -> None:
         aotpack.build(torch.sin, (torch.ones(2),), out=tmp_path / "m", targets=("portable",), tune=True)
 
 
-@pytest.mark.slow
 def test_a_target_that_is_added_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "products_by_onednn", lambda: 1)
     model, x = nn.Linear(24, 8), torch.randn(16, 24)

@@ -16,8 +16,8 @@ import aotpack_loader
 from aotpack.targets.xla import XlaTarget
 from aotpack_loader import load
 from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.devices.backends import unfit
 from aotpack_loader.devices.pjrt import PjrtDevice
-from aotpack_loader.devices.select import unfit
 from aotpack_loader.devices.xla import XlaDevice, unsupported, without_strides
 from aotpack_loader.errors import BuildError, CorruptBundleError, TargetError
 from aotpack_loader.format import media_types, schema
@@ -72,7 +72,7 @@ def test_why_compiled_code_does_not_fit(program: schema.Program, fields: dict[st
 def test_devices(tiny_bundle: Path) -> None:
     with pytest.raises(TargetError, match="portable: runs on the CPU, and device='xla' was asked for"):
         load(tiny_bundle, device="xla")
-    with pytest.raises(TargetError, match="on the CPU and on XLA devices; device=cuda was asked for"):
+    with pytest.raises(TargetError, match="on 'cpu' and 'xla'; device=cuda was asked for"):
         load(tiny_bundle, device="cuda")
     with pytest.raises(TargetError, match="device='abacus' is not a device"):
         load(tiny_bundle, device="abacus")

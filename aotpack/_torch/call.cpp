@@ -27,7 +27,7 @@ using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-constexpr int64_t kInterface = 1;
+constexpr int64_t kInterface = 2;
 constexpr size_t kFewBytes = 1 << 14;
 // The name of PyFunctionTensorPreHook. torch does not export its type, so the name stands for a dynamic_cast.
 constexpr const char* kPythonHook = "N5torch8autograd23PyFunctionTensorPreHookE";
@@ -197,6 +197,17 @@ struct Sequence {
   }
 };
 
+// Makes several results of one tensor separate tensors, which share memory and version counter: autograd may treat them differently.
+variable_list separate(variable_list&& results) {
+  for (auto result = results.begin(); result != results.end(); ++result) {
+    const auto is_result = [&](const Tensor& earlier) { return earlier.is_same(*result); };
+    if (result->use_count() > 1 && std::any_of(results.begin(), result, is_result)) {
+      *result = result->detach();
+    }
+  }
+  return std::move(results);
+}
+
 variable_list Executable::operator()(variable_list&& incoming) const {
   if (sequence) {
     return (*sequence)(std::move(incoming));
@@ -206,7 +217,7 @@ variable_list Executable::operator()(variable_list&& incoming) const {
   }
   std::string message;
   try {
-    return outputs(runner->boxed_run(inputs(std::move(incoming))));
+    return outputs(separate(runner->boxed_run(inputs(std::move(incoming)))));
   } catch (const c10::Error& error) {
     message = error.what_without_backtrace();
   } catch (const std::exception& error) {
@@ -761,7 +772,8 @@ PyObject* call(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
     return i < found.size() ? THPVariable_Unpack(found[i]) : method.constants.at(i - found.size());
   };
   for (size_t i : method.written) {
-    if (grad && tensor(i).requires_grad() && tensor(i).is_leaf()) {
+    const Tensor& written = tensor(i);
+    if (grad && written.requires_grad() && (written.is_view() ? written._base() : written).is_leaf()) {
       Py_RETURN_NONE;
     }
   }
@@ -862,14 +874,14 @@ std::shared_ptr<const Sequence> sequence(const py::dict& from) {
 }
 
 Executable executable(const py::dict& from) {
-  if (from.contains("sequence")) { // loaders of earlier releases describe none
+  if (from.contains("sequence")) {
     return {nullptr, nullptr, {}, {}, nullptr, sequence(from["sequence"])};
   }
   const py::object run = take<py::object>(from, "run");
   if (from["inputs"].is_none()) {
     return {nullptr, std::make_shared<Function>(run), {}, {}, nullptr, nullptr};
   }
-  const py::object failed = from.contains("failed") ? take<py::object>(from, "failed") : py::object(py::none());
+  const py::object failed = from["failed"];
   return {
       runner_of(run).shared_from_this(),
       nullptr,
@@ -920,12 +932,8 @@ std::shared_ptr<const Differentiable> differentiable(const py::dict& from) {
   made->depends = take<std::vector<std::vector<size_t>>>(from, "depends");
   made->detached = take<std::vector<bool>>(from, "detached");
   made->donated = take<std::vector<size_t>>(from, "donated");
-  if (from.contains("between")) { // loaders of earlier releases describe none
-    made->between = take<std::vector<std::tuple<size_t, size_t, std::string>>>(from, "between");
-  }
-  if (from.contains("changed")) {
-    made->changed = take<std::vector<std::string>>(from, "changed");
-  }
+  made->between = take<std::vector<std::tuple<size_t, size_t, std::string>>>(from, "between");
+  made->changed = take<std::vector<std::string>>(from, "changed");
   return made;
 }
 
@@ -971,7 +979,6 @@ py::object make(const py::dict& from) {
 
 PYBIND11_MODULE(aotpack_call, module) {
   module.attr("interface") = kInterface;
-  module.attr("runs_sequences") = true;
   module.def("open", &open);
   module.def("outputs", [](const py::object& run) { return runner_of(run).outputs(); });
   module.def("make", &make);

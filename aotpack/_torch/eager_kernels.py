@@ -124,15 +124,18 @@ def _call_on_channels_last(operator: Any) -> Callable[..., Any]:
 
 
 def _averages_backward() -> Callable[..., Any]:
-    """The gradient of ``avg_pool2d``: a call if windows overlap, else generated code."""
+    """The gradient of ``avg_pool2d``: a call if windows overlap or exceed the image, else generated code.
+
+    Inductor divides by the size of the whole window where ``ceil_mode`` cuts it off (pytorch#198119).
+    """
     operator = _aten.avg_pool2d_backward.default
     generated: Callable[..., Any] = lowering.lowerings[operator]
     call = call_without_image(operator)
 
-    def lowered(gradient: Any, x: Any, kernel: Sequence[int], stride: Sequence[int], *rest: Any) -> Any:
-        lengths, steps = ([*sides] * (2 // len(sides)) for sides in (kernel, stride or kernel))  # one side may stand for both
-        overlap = any(length > step for length, step in zip(lengths, steps, strict=True))
-        return (call if overlap else generated)(gradient, x, kernel, stride, *rest)
+    def lowered(gradient: Any, x: Any, kernel: Sequence[int], stride: Sequence[int], padding: Any, ceil: bool, *rest: Any) -> Any:
+        sides = [[*each] * (2 // len(each)) for each in (kernel, stride or kernel, padding)]  # one side may stand for both
+        overlap = any(length > step for length, step in zip(*sides[:2], strict=True))
+        return (call if overlap or ceil else generated)(gradient, x, *sides, ceil, *rest)
 
     return lowered
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -54,21 +54,27 @@ class _Check(NamedTuple):
     message: str
 
 
-_PROBABILITY = _Check(0, lambda p: (p >= 0) & (p <= 1), "all elements of input should be between 0 and 1")
+def _between_0_and_1(x: torch.Tensor) -> torch.Tensor:
+    return (x >= 0) & (x <= 1)
+
+
+_PROBABILITY = _Check(0, _between_0_and_1, "all elements of input should be between 0 and 1")
+_TARGET = _Check(1, _between_0_and_1, "all elements of target should be between 0 and 1")
 _DEVIATION = _Check(1, lambda deviation: deviation >= 0, "normal expects all elements of std >= 0.0")
 _ASSERTED = {
-    torch.ops.aten.binary_cross_entropy.default: _PROBABILITY,
-    torch.ops.aten.bernoulli.default: _PROBABILITY,
-    torch.ops.aten.normal.Tensor_Tensor: _DEVIATION,
-    torch.ops.aten.normal.float_Tensor: _DEVIATION,
+    torch.ops.aten.binary_cross_entropy.default: (_PROBABILITY, _TARGET),
+    torch.ops.aten.bernoulli.default: (_PROBABILITY,),
+    torch.ops.aten.normal.Tensor_Tensor: (_DEVIATION,),
+    torch.ops.aten.normal.float_Tensor: (_DEVIATION,),
 }
 
 
-def _asserting(check: _Check, rule: Callable[..., Any]) -> Callable[..., Any]:
+def _asserting(checks: Sequence[_Check], rule: Callable[..., Any]) -> Callable[..., Any]:
     """A decomposition that also asserts what eager's kernel checks."""
 
     def decomposed(*args: Any, **kwargs: Any) -> Any:
-        torch.ops.aten._assert_async.msg(check.holds(args[check.position]).all(), check.message)
+        for check in checks:
+            torch.ops.aten._assert_async.msg(check.holds(args[check.position]).all(), check.message)
         return rule(*args, **kwargs)
 
     return decomposed

@@ -13,10 +13,13 @@ from typing import Any, Final
 
 import torch
 from torch._decomp import decompositions
+from torch._prims_common import suggest_memory_format
 
 from . import eager_kernels, rows
 
 Rules = Mapping[Any, Callable[..., Any]]
+_SUMS: Final = (torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar)
+"""Inductor's rule is for complex numbers alone: two calls, then views as real numbers, which few layouts allow."""
 _PIECE: Final = 2**19
 """Elements of a product that a processor's cache holds."""
 _PIECES: Final = 8
@@ -25,7 +28,7 @@ _PIECES: Final = 8
 
 def adapted(table: Rules) -> Rules:
     """Inductor's rules without those of operators that Inductor must see whole, and with ours."""
-    whole = {*rows.KEPT, *eager_kernels.KEPT_WHOLE}
+    whole = {*rows.KEPT, *eager_kernels.KEPT_WHOLE, *_SUMS}
     return {operator: rule for operator, rule in table.items() if operator not in whole} | dict(_OWN)
 
 
@@ -54,9 +57,29 @@ def _affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool) 
     return torch.bmm(grid.expand(batch, *grid.shape), theta.mT).view(batch, *sides, len(sides))
 
 
+def _var(x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    """``var`` in ``float64``, as in eager's kernel. Inductor's is off by 1e-4 for numbers near 1e5."""
+    if x.dtype == torch.float64 or x.is_complex():
+        return NotImplemented
+    return torch.var(x.double(), dim, correction=correction, keepdim=keepdim).to(x.dtype)
+
+
+def _var_mean(x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
+    """``var_mean`` in ``float64``, unless a norm asks: its own rule is fast, and eager's norms use ``float32``, too."""
+    if x.dtype == torch.float64 or x.is_complex() or (keepdim and correction == 0):
+        return NotImplemented
+    return tuple(found.to(x.dtype) for found in torch.var_mean(x.double(), dim, correction=correction, keepdim=keepdim))
+
+
 def _sgn(x: torch.Tensor) -> torch.Tensor:
     """``sgn``. Of complex numbers it is one call: torch's rule makes seven, with ``abs`` again, in the gradient of ``abs``."""
     return NotImplemented if x.is_complex() else torch.sign(x)
+
+
+def _roll(x: torch.Tensor, shifts: Any, dims: Any = ()) -> torch.Tensor:
+    """``roll`` with the strides of eager's, which concatenates two parts of ``x``. torch's rule makes contiguous results."""
+    rolled: torch.Tensor = torch._refs.roll(x, shifts, dims)
+    return rolled.contiguous(memory_format=suggest_memory_format(x)) if dims and x.numel() else rolled
 
 
 def _trilinear(
@@ -110,4 +133,7 @@ _OWN: Rules = {
     torch.ops.aten.affine_grid_generator.default: _affine_grid,
     torch.ops.aten._trilinear.default: _trilinear,
     torch.ops.aten.sgn.default: _sgn,
+    torch.ops.aten.var.correction: _var,
+    torch.ops.aten.var_mean.correction: _var_mean,
+    torch.ops.aten.roll.default: _roll,
 }

@@ -24,7 +24,7 @@ from aotpack_loader.errors import AotpackError
 from .api.counting import must_be_reached, reached
 from .api.fake_tensors import fake_mode_of
 from .api.nodes import without_views
-from .api.patching import attribute_set, hooked
+from .api.patching import attribute_set, constant
 from .api.process_copy import ProcessCopy, copies_are_made, copy_that_computes, in_place
 from .broadcasts import costly_operands_stored, stored_if_pooled
 from .eager_kernels import eager_kernels_called
@@ -44,6 +44,7 @@ from .layouts import (
 from .memory_order import memory_freed_early
 from .parallel_loops import loops_worth_their_threads
 from .residual_sums import stored_if_residual
+from .rewrites import OPTIONS, rewritten
 from .rows import as_indexing, refuse_negative_rows
 from .scatters import plain_additions
 from .second_trace import without_second_trace
@@ -214,6 +215,7 @@ class _Lowering:
             "keep_output_stride": True,
             "size_asserts": False,
             "aot_inductor.compile_wrapper_opt_level": WRAPPER_LEVEL,
+            **OPTIONS,
             **self.codes[0].options,
         }
         with (
@@ -230,7 +232,7 @@ class _Lowering:
             buffers_freed_early(),
             memory_freed_early(),
             refuse_negative_rows(),
-            hooked("inductor-graph-lowering", compile_fx, "GraphLowering", Watched),
+            constant("inductor-graph-lowering", compile_fx, "GraphLowering", Watched),
             kernel_events(self.graph.key, module),
             without_second_trace(self.graph.relaid),
         ):
@@ -248,6 +250,7 @@ class _Lowering:
         fix_graph("inductor", module)
         as_indexing(module)
         added_in_place(module)
+        rewritten(module)
         result = output_node(module)
         result.meta["user_visible_output_idxs"] = [i for i in result.meta["user_visible_output_idxs"] if i not in self.free]
         return compile_fx.compile_fx_inner(module, *args, **{**kwargs, "is_inference": not self.graph.training})

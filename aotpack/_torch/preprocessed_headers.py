@@ -17,9 +17,10 @@ from typing import Final
 import msgspec
 import torch
 
+from aotpack_loader.archive.cache import read_private
 from aotpack_loader.archive.temporaries import temporary_file
 
-_ENVIRONMENT: Final = ("CPATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX")
+ENVIRONMENT: Final = ("CPATH", "CPLUS_INCLUDE_PATH", "GCC_EXEC_PREFIX")
 """Variables that change where the compiler looks for headers."""
 _SEPARATOR: Final = re.compile(r"(?<!\\)\s+")
 
@@ -48,7 +49,7 @@ def preprocess(command: str, cwd: str, *, compiler: str, folder: Path, run: Call
     target = Path(words[words.index("-o") + 1])
     source = next(Path(word) for word in words if word.endswith(".hpp"))
     options = [word for word in words if word not in (os.fspath(target), os.fspath(source))]
-    environment = [os.environ.get(name) for name in _ENVIRONMENT]
+    environment = [os.environ.get(name) for name in ENVIRONMENT]
     key = msgspec.json.encode([options, source.read_text(), compiler, str(torch.__version__), environment])
     path = folder / f"{hashlib.sha256(key).hexdigest()[:32]}.preprocessed.json"
     digest = _known(path)
@@ -57,18 +58,18 @@ def preprocess(command: str, cwd: str, *, compiler: str, folder: Path, run: Call
         run(f"{command} -MD -MF {shlex.quote(os.fspath(read))}", cwd)
         digest = hashlib.sha256(target.read_bytes()).hexdigest()
         files = [(name, *state) for name in _listed(read.read_text(), source) if (state := _state(name)) is not None]
-        with temporary_file(folder) as temporary:
+        with temporary_file(folder, 0o600) as temporary:
             temporary.file.write(msgspec.json.encode(_Record(digest, files)))
             temporary.move_to(path)
     target.write_text(digest)
 
 
 def _known(path: Path) -> str | None:
-    """The hash of a record, if all its files are as they were."""
+    """The hash of a record of this user, if all its files are as they were."""
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=_Record)
-    except (FileNotFoundError, msgspec.DecodeError):
-        return None  # a damaged record is written anew
+        record = msgspec.json.decode(read_private(path) or b"", type=_Record)
+    except msgspec.DecodeError:
+        return None  # there is none, or a damaged one
     return record.digest if all(_state(name) == (size, changed) for name, size, changed in record.files) else None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, cast
@@ -20,9 +21,10 @@ from torch._higher_order_ops.wrap import TagActivationCheckpoint
 
 from aotpack_loader.devices import generator
 
+from .api.building import builds
 from .api.checkpoint import Checkpointed, checkpoints_replaced
 from .api.dispatch_rules import Rule, ruled
-from .api.patching import hooked, replaced_outside_torch
+from .api.patching import caller, constant, hooked, replaced_outside_torch
 
 
 class RandomStateError(Exception):
@@ -46,7 +48,7 @@ def traced_random(*, exact: bool) -> Iterator[None]:
     with (
         _no_fresh_recomputation() if exact else contextlib.nullcontext(),
         ruled(rules),
-        hooked("dynamo-random-numbers", torch.random, "default_generator", _Watched(torch.default_generator)),
+        constant("dynamo-random-numbers", torch.random, "default_generator", _Watched(torch.default_generator)),
         hooked("dynamo-random-numbers", user_defined, "RandomValueSource", _refuse_traced_draw),
         inductor_config.patch(fallback_random=exact or inductor_config.fallback_random),
     ):
@@ -83,7 +85,7 @@ class _Watched:
         self._generator = generator
 
     def __getattr__(self, name: str) -> Any:
-        if _is_called_by_the_model():
+        if builds() and _is_called_by_the_model():
             raise RandomStateError(
                 f"the model reads or sets the state of the default generator ({name}), which a bundle cannot repeat; "
                 "seed it before the call"
@@ -92,15 +94,15 @@ class _Watched:
 
 
 def _is_called_by_the_model() -> bool:
-    """Whether the caller is the model: its frame, past this module and wrappers, is outside torch
-    or in a captured graph.
+    """Whether the caller is the model: its frame, past this module and wrappers, is outside torch and
+    this compiler, or in a captured graph.
     """
     passed = (__name__, "torch.random", "contextlib", "torch.utils._contextlib", "torch._compile", "torch._dynamo.eval_frame")
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__") in passed:
         frame = frame.f_back
     caller = str(frame.f_globals.get("__name__"))
-    return not caller.startswith("torch.") or caller.startswith("torch.fx.")
+    return not caller.startswith(("torch.", "aotpack.")) or caller.startswith("torch.fx.")
 
 
 @contextlib.contextmanager
@@ -157,7 +159,8 @@ def no_python_random() -> Iterator[None]:
             yield
     finally:  # a draw may be the cause of any other error
         if _python_states(modules) != before:
-            raise RandomStateError(f"the model {_DRAWS.format(' or '.join(m.__name__ for m in modules))}")
+            others = ", or another thread drew from it meanwhile" if threading.active_count() > 1 else ""
+            raise RandomStateError(f"the model {_DRAWS.format(' or '.join(m.__name__ for m in modules))}{others}")
 
 
 _COMPILED = "calls what torch.compile made (or random.getstate): build from the model as it was before torch.compile"
@@ -166,8 +169,8 @@ _DRAWS = "draws from Python's {}: a bundle would use the same number at every ca
 
 def _refused(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        caller = str(sys._getframe(1).f_globals.get("__name__"))
-        if caller.partition(".")[0] not in ("torch", "numpy", "sympy", "random"):
+        origin = str(caller().f_globals.get("__name__"))
+        if origin.partition(".")[0] not in ("torch", "numpy", "sympy", "random"):
             raise RandomStateError(_COMPILED if name == "random.getstate" else _DRAWS.format(name))
         return function(*args, **kwargs)
 

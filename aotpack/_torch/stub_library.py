@@ -17,6 +17,7 @@ from typing import Final
 
 import torch
 
+from aotpack_loader.archive.cache import is_private, private_directory
 from aotpack_loader.archive.temporaries import temporary_directory
 
 _NAME: Final = "torch_cpu"
@@ -46,14 +47,14 @@ def _stub(folder: Path, compiler: str) -> Path:
     """The stub's path. It is made if this torch has none yet."""
     status = _LIBRARY.stat()
     key = hashlib.sha256(repr((torch.__version__, status.st_size, status.st_mtime_ns, _KEPT.pattern)).encode()).hexdigest()[:16]
-    made = folder / f"stub-{key}" / _LIBRARY.name
-    if not made.exists():
+    made = private_directory(folder / f"stub-{key}", "AOTPACK_CACHE") / _LIBRARY.name
+    if not is_private(made):
         with temporary_directory(folder) as temporary:
             source = temporary / "names.s"
             source.write_text("".join(_definitions()))
             shared = ["-shared", "-nostdlib", f"-Wl,-soname,{_LIBRARY.name},-z,noexecstack"]
             _run([compiler, *shared, "-o", os.fspath(temporary / made.name), os.fspath(source)])
-            made.parent.mkdir(exist_ok=True)
+            os.chmod(temporary / made.name, 0o700)
             os.replace(temporary / made.name, made)
     return made
 

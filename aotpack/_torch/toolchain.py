@@ -9,11 +9,11 @@ import hashlib
 import os
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-from unittest import mock
 
 import torch
 import torch._inductor.config as inductor_config
@@ -22,19 +22,20 @@ from torch._inductor import codecache, cpp_builder
 from torch._inductor.codegen import cpp_wrapper_cpu
 from torch.fx import Node
 
-from aotpack_loader.archive.cache import private_directory
-from aotpack_loader.archive.temporaries import temporary_file
-from aotpack_loader.errors import AotpackError
+from aotpack_loader.archive.cache import private_directory, read_private
+from aotpack_loader.archive.temporaries import temporary_directory, temporary_file
+from aotpack_loader.errors import AotpackError, BuildError
 
 from .api.counting import counted
-from .api.patching import hooked
+from .api.patching import constant, hooked
 from .api.process_copy import ProcessCopy
-from .directories import private_directories
+from .directories import private_directories, variable
 from .fixes.inductor.checks import with_kernel_errors
 from .generated_sources import CLEARED_REGISTERS, finished_wrapper, with_functions
 from .instruction_sets import named_instruction_set
 from .layouts import OutputLayout
-from .library_interface import Interface, without_interface
+from .library_interface import interface_command, without_interface
+from .objects import ObjectCache, compile_object, compile_once, compiler_version, default_compiler
 from .preprocessed_headers import preprocess
 from .stub_library import linked_to_stub
 
@@ -48,16 +49,36 @@ def inductor_fingerprint() -> dict[str, str]:
     """
     found = {
         "torch": str(torch.__version__),
-        "compiler": _compiler_version(),
+        "compiler": compiler_version(),
         "linker": "noexecstack, exports.map, stub of torch_cpu",
         "max_autotune": str(inductor_config.max_autotune),
     }
     return found | ({"deterministic": "True"} if torch.are_deterministic_algorithms_enabled() else {})
 
 
-def _compiler_version() -> str:
-    compiler = os.environ.get("CXX") or "g++"
-    return subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
+def check_compiler() -> None:
+    """Make a small library, so that a missing compiler, header or linker shows before a build begins.
+
+    Raises:
+        BuildError: it cannot be made.
+    """
+    compiler = default_compiler()
+    with temporary_directory(Path(tempfile.gettempdir())) as folder:
+        (folder / "a.cpp").write_text("#include <vector>\nstd::vector<int> a(1);\n")
+        command = [compiler, "-shared", "-fPIC", "a.cpp", "-o", "a.so"]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
+        except OSError as error:
+            reason = f"{compiler} is not there" if isinstance(error, FileNotFoundError) else f"{compiler}: {error.strerror}"
+        except subprocess.CalledProcessError as error:
+            reason = f"{compiler} fails: {next(iter(error.stderr.strip().splitlines()), error)}"
+        else:
+            return
+    raise BuildError(
+        f"The cpu target needs a C++ compiler, and {reason}.",
+        hint="Install the package g++ (Debian, Ubuntu) or gcc-c++ (Fedora), or set CXX to a compiler. "
+        'targets=("portable",) needs none.',
+    )
 
 
 class LoweringError(Exception):
@@ -108,13 +129,16 @@ class Library:
             self._objects.append(command)
             target.touch()
         elif "-E" in words:
-            preprocess(command, cwd, compiler=_compiler_version(), folder=_folder_of_headers(), run=_run_compiler)
+            preprocess(command, cwd, compiler=compiler_version(), folder=_folder_of_headers(), run=_run_compiler)
         else:
             _run_compiler(command, cwd)
 
-    def start(self, workers: Executor, chains: Executor) -> None:
-        """Start compiling. ``workers`` run compilers, and ``chains`` wait for them."""
-        self._made = chains.submit(self._make, workers)
+    def start(self, workers: Executor, chains: Executor, objects: ObjectCache, shared: ObjectCache) -> None:
+        """Start compiling. ``workers`` run compilers, and ``chains`` wait for them.
+
+        ``objects`` are those of earlier builds. ``shared`` has the interface of all libraries.
+        """
+        self._made = chains.submit(self._make, workers, objects, shared)
 
     def finish(self) -> None:
         """Wait for the library."""
@@ -126,20 +150,24 @@ class Library:
         assert self.copy is not None
         self.copy.end()
 
-    def _make(self, workers: Executor) -> None:
+    def _make(self, workers: Executor, objects: ObjectCache, shared: ObjectCache) -> None:
         """Compile the objects, link them to ``output``, strip debug sections."""
         if self.copy is not None:
             self._receive(self.copy.result())
             self.nodes = {}
         folder = os.fspath(self.output.parent)
-        running = [workers.submit(_run_compiler, command, folder) for command in self._objects]
+        running = [
+            workers.submit(compile_object, command, folder, objects=objects, run=_run_compiler) for command in self._objects
+        ]
         link = self._link
         wrapper = next((command for command in self._objects if ".wrapper.cpp" in command), None)
         if self.interface and wrapper is not None:
-            interface = Interface(self.interface, wrapper, _compiler_version(), _folder_of_headers())
-            running.append(workers.submit(interface.compile, self.output.parent, _run_compiler))
+            source, compiled = self.output.with_name("interface.cpp"), self.output.with_name("interface.o")
+            source.write_text(f'#line 1 "interface.cpp"\n{self.interface}')
+            command = interface_command(wrapper, source, compiled)
+            running.append(workers.submit(compile_once, command, folder, objects=shared, run=_run_compiler))
             made = shlex.split(wrapper)[shlex.split(wrapper).index("-o") + 1]
-            link = link.replace(made, f"{made} {shlex.quote(os.fspath(interface.path))}")
+            link = link.replace(made, f"{made} {shlex.quote(os.fspath(compiled))}")
         for each in running:
             each.result()
         link = linked_to_stub(link, _folder_of_headers())
@@ -233,8 +261,7 @@ def _outside_ci() -> Iterator[None]:
     """Hide the variable CI: with it Inductor raises errors where it otherwise warns, and builds
     must not differ.
     """
-    with mock.patch.dict(os.environ):
-        os.environ.pop("CI", None)
+    with variable("CI", None):
         yield
 
 
@@ -276,7 +303,7 @@ def _flags_of_ours(current: Callable[[], Library]) -> Iterator[None]:
 
     with (
         hooked("inductor-tool-chain", cpp_builder, "_get_optimization_cflags", mapped),
-        hooked("inductor-tool-chain", codecache, "AotCodeCompiler", Renamed),
+        constant("inductor-tool-chain", codecache, "AotCodeCompiler", Renamed),
     ):
         yield
 
@@ -314,9 +341,9 @@ def _own_headers(include: Path) -> Path | None:
         text = text.replace(old, new)
     folder = _folder_of_headers() / hashlib.sha256(text.encode()).hexdigest()[:16]
     header = folder / _MODEL_BASE
-    if not header.exists() or header.read_text() != text:
-        header.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_file(header.parent) as temporary:
+    private_directory(header.parent, "AOTPACK_CACHE")
+    if read_private(header) != text.encode():
+        with temporary_file(header.parent, 0o600) as temporary:
             temporary.file.write(text.encode())
             temporary.move_to(header)
     return folder

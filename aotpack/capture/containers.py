@@ -17,7 +17,6 @@ from types import FrameType, MethodType
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
@@ -27,6 +26,7 @@ from .._torch.api import fake_tensors, messages
 from .._torch.state_assignments import kept_state_changes
 from .container_changes import Containers, Inside, Run, is_container, shown
 from .dry_run import repeat
+from .dry_run.eager import run_on_copies
 
 
 def find(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, on_copies: bool = False) -> Containers:
@@ -47,7 +47,7 @@ def find(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
         except Exception:  # a front end reports the error later
             if not on_copies:
                 return Containers()
-            _run_on_copies(model, args, kwargs)
+            run_on_copies(model, args, kwargs)
     containers, problems = seen[0].after()
     problems += _problems_of_twice(model, containers, (args, kwargs))
     if problems:
@@ -64,16 +64,6 @@ def _refusal(problems: Sequence[Problem], lines: Sequence[str] = ()) -> Unsuppor
         [Problem(problem.where, problem.message + where) for problem in problems],
         hint="Return the new values; or pass dictionaries and lists, each of its own, and change those.",
     )
-
-
-def _run_on_copies(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    def twin(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-    state = {name: twin(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    args, kwargs = pytree.tree_map_only(torch.Tensor, twin, (args, kwargs))
-    with torch.random.fork_rng(devices=[]):
-        torch.func.functional_call(model, state, args, kwargs)
 
 
 @contextlib.contextmanager

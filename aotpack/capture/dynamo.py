@@ -19,6 +19,7 @@ from .._torch.api import fake_tensors, inference, writes
 from ..graph import source_line
 from .dry_run import repeat
 from .front_end_input import FrontEndInput, refuse_storage_changes
+from .loops import copy_captured_carries
 from .own_data import drop_assignments_of_own_data
 
 
@@ -29,6 +30,7 @@ def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
         captured = _set_up_and_captured(model, args, kwargs)
         inference.without_inference(captured)
         drop_assignments_of_own_data(captured.graph)
+        copy_captured_carries(captured)
         refuse_storage_changes(captured.graph)
         nodes = checkpoints.checkpoint_nodes(captured) if torch.is_grad_enabled() else []
         if any(node.kwargs.get("use_reentrant") for node in nodes):

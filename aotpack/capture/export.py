@@ -30,6 +30,9 @@ def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
     shapes = source.shapes
     if shapes.original is None and shapes.dims:
         raise ValueError("dynamic_shapes has no names of arguments, which this front end needs")
+    for name, items in shapes.related().items():
+        if not any((size.factor, size.offset) == (1, 0) for _, _, size in items):
+            raise ValueError(f"no argument has the size {name!r}, from which others are derived; this front end needs one")
     if shapes.original is not None:
         _spell_out(model, kwargs)
     with observed_python(model) as assigned:

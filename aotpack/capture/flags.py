@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Set
 from types import CodeType, FunctionType
 from typing import Any
@@ -54,8 +55,9 @@ def _reads(module: nn.Module) -> bool:
         return False
     if isinstance(module, nn.RNNBase) and module.dropout == 0:
         return False
-    functions = [value for kind in type(module).__mro__ if kind is not nn.Module for value in vars(kind).values()]
-    return any("training" in _names(function.__code__) for function in functions if isinstance(function, FunctionType))
+    values = [value for kind in type(module).__mro__ if kind is not nn.Module for value in vars(kind).values()]
+    functions = [inspect.unwrap(value) for value in values if isinstance(value, FunctionType)]  # a build replaces some
+    return any("training" in _names(function.__code__) for function in functions)
 
 
 def _names(code: CodeType) -> Iterator[str]:

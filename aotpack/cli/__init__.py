@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import traceback
+import warnings
 
 import click
 
@@ -43,6 +44,7 @@ def main() -> None:
     """Packages that carry a trainable, already compiled PyTorch model."""
     # Python's last collections would walk a million objects, which takes over two seconds after a build of GPT-2.
     atexit.register(gc.freeze)
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # nothing here needs it
 
 
 for _module in (build, compile, inspect, diff, verify, run, bench, profile, push, pull, copy, list, cache, keygen, sign, trust):

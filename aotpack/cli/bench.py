@@ -90,7 +90,7 @@ def _table(figures: list[Figures]) -> Table:
     if any(item.faster is not None for item in figures):
         headings += [f"start, against {COMPARED}", f"step, against {COMPARED}"]
     for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+        table.add_column(heading, justify="right" if heading else "left", overflow="fold")
     for item in figures:
         cells = [time_text(item.start), time_text(item.load), time_text(item.first_step), time_text(item.step)]
         cells.append(size_text(item.peak_memory))

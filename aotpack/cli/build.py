@@ -69,6 +69,12 @@ from .console import json_option, stderr, verbose_option
     metavar="LIST",
     help="Autocast modes to build for: none, bf16, fp16, or several (none,bf16). A call uses its own mode. Default: none.",
 )
+@click.option(
+    "--check/--no-check",
+    default=True,
+    show_default=True,
+    help="Compare each method with the model in eager before the bundle is written, on the example inputs and on others.",
+)
 @click.option("--self-test/--no-self-test", default=False, help="Record inputs, outputs and gradients for `verify`.")
 @click.option(
     "--warm-up",
@@ -98,7 +104,10 @@ def command(entry: str, out: str, directory: bool, no_cache: bool, as_json: bool
     progress = Progress(stderr(), verbose=verbose)
     with progress.stage("import"):
         import aotpack
-        from aotpack.model.entry import directory_on_path, load_entry, split_spec
+        from aotpack.model.entry import check_file, directory_on_path, load_entry, split_spec
+        from aotpack.pipeline.preflight import check_build
+    layout = layout_of(out, directory=directory)
+    check_build({"out": out, "layout": layout, **options}, lambda: check_file(split_spec(entry)[0]))
     with directory_on_path(split_spec(entry)[0]):
         with progress.stage("load", entry):
             loaded = load_entry(entry)
@@ -107,7 +116,7 @@ def command(entry: str, out: str, directory: bool, no_cache: bool, as_json: bool
             loaded.args,
             loaded.kwargs,
             out=out,
-            layout=layout_of(out, directory=directory),
+            layout=layout,
             dynamic_shapes=loaded.dynamic_shapes,
             name=loaded.name,
             entry=split_spec(entry)[0],

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 from .console import F, as_options, plain, print_json, size_text, stdout, time_text
 
@@ -95,14 +96,14 @@ class Progress:
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
         self._console = console
         self._verbose = verbose
-        self._running: list[str] = []
+        self._running: list[_Running] = []
         self._status: Status | None = None
 
     @contextmanager
     def stage(self, name: str, detail: str = "") -> Iterator[None]:
-        self._running.append(f"{name} {detail}".strip())
-        self._spin()
         start, mark = time.perf_counter(), "✗"
+        self._running.append(_Running(f"{name} {detail}".strip(), start))
+        self._spin()
         try:
             yield
             mark = "✓"
@@ -124,17 +125,37 @@ class Progress:
 
     def _spin(self) -> None:
         """Show the running stages in the spinner. Without a terminal, there is no spinner."""
-        label = " > ".join(self._running)
         if not self._console.is_terminal:
             return
-        if self._status is None and label:
-            self._status = self._console.status(plain(label))
+        if self._status is None and self._running:
+            self._status = self._console.status(_Label(self._running))
             self._status.start()
-        elif self._status is not None and label:
-            self._status.update(plain(label))
+        elif self._status is not None and self._running:
+            self._status.update(_Label(self._running))
         elif self._status is not None:
             self._status.stop()
             self._status = None
+
+
+class _Running(NamedTuple):
+    name: str
+    start: float
+
+
+class _Label:
+    """The running stages, with the seconds of the inner one. The spinner asks for it several times a second."""
+
+    def __init__(self, running: Sequence[_Running]) -> None:
+        self._names, self._inner = " > ".join(stage.name for stage in running), running[-1]
+
+    def __rich__(self) -> Text:
+        seconds = time.perf_counter() - self._inner.start
+        slow = seconds > _SLOW and self._inner.name.startswith("compile")
+        return plain(f"{self._names}  {seconds:.0f} s{_FIRST_BUILD if slow else ''}")
+
+
+_SLOW = 10.0
+_FIRST_BUILD = " (the first build on a machine also compiles torch's headers, for a minute or two)"
 
 
 def _spelled(message: str) -> str:

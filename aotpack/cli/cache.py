@@ -6,9 +6,9 @@ import time
 from dataclasses import asdict
 
 import click
-from rich.table import Table
 
-from .console import json_option, plain, print_json, say, size_text, stdout
+from ..report.text import visible
+from .console import json_option, print_json, say, size_text
 
 
 @click.group("cache", short_help="Look after the local copies of bundles from registries.")
@@ -27,13 +27,9 @@ def list_bundles(as_json: bool) -> None:
     if as_json:
         print_json([asdict(entry) for entry in found])
         return
-    table = Table("program", "targets", "size", "used", "digest", box=None, pad_edge=False, header_style="bold")
-    table.columns[0].overflow = "fold"  # a name of any length leaves room for the digest
-    table.columns[-1].no_wrap, table.columns[-1].min_width = True, len("sha256:") + 64
     for entry in found:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
-        table.add_row(plain(entry.name), plain(", ".join(entry.targets)), size_text(entry.size), used, entry.digest)
-    stdout().print(table)
+        say(f"{visible(entry.name)}  {visible(', '.join(entry.targets))}  {size_text(entry.size)}  used {used}\n  {entry.digest}")
 
 
 @command.command("verify", short_help="Hash every blob in the cache.")

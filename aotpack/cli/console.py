@@ -50,6 +50,15 @@ class _Console(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible_lines(segment.text), segment.style)
 
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print. Lines of a file or a pipe have no spaces at their end."""
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.file.write(re.sub(r"[ ]+$", "", captured.get(), flags=re.MULTILINE))
+
 
 def _console(terminal: bool, *, stderr: bool) -> Console:
     return _Console(stderr=stderr, width=None if terminal else _PIPE_WIDTH, markup=False, highlight=False, emoji=False)

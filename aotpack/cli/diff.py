@@ -66,6 +66,8 @@ def command(
         print_json({"first": first, "second": second, **verdict, **asdict(found), "weights": values})
     elif page is None:
         _show(stdout(), found, weights)
+    else:
+        _show_verdict(stdout(), found)
     if not (found.calls_fit and found.checkpoints_fit):
         click.get_current_context().exit(1)
 
@@ -77,11 +79,9 @@ def _weights(first: Bundle, second: Bundle) -> list[WeightChange]:
 
 
 def _show(console: Console, found: Difference, weights: Sequence[WeightChange] | None) -> None:
+    _show_verdict(console, found)
     if found.equal:
-        console.print("The bundles are equal: they have one digest.")
         return
-    console.print(_verdict("Calls", found.calls_fit))
-    console.print(_verdict("Checkpoints", found.checkpoints_fit))
     for title, changes in (
         ("calls", found.calls),
         ("state", found.state),
@@ -104,6 +104,14 @@ def _show(console: Console, found: Difference, weights: Sequence[WeightChange] |
         f"{size_text(sharing.shared)} are in both, of {size_text(sharing.first)} and {size_text(sharing.second)}: "
         f"a registry that has the first needs {size_text(sharing.second - sharing.shared)} for the second."
     )
+
+
+def _show_verdict(console: Console, found: Difference) -> None:
+    if found.equal:
+        console.print("The bundles are equal: they have one digest.")
+        return
+    console.print(_verdict("Calls", found.calls_fit))
+    console.print(_verdict("Checkpoints", found.checkpoints_fit))
 
 
 def _verdict(subject: str, fits: bool) -> Text:

@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 @click.argument("bundle")
 @click.option("--html", "page", type=click.Path(dir_okay=False, writable=True), metavar="FILE", help="Write a page to FILE.")
 @click.option("--graph", "graph", metavar="METHOD.HALF", help="Print one graph: train.forward, train.backward, infer.forward.")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "dot", "svg", "onnx"]), default="text", show_default=True, help="Of --graph."
-)
+@click.option("--format", "form", type=click.Choice(["text", "dot", "svg", "onnx"]), help="Of --graph.  [default: text]")
+@click.option("--target", "target", metavar="NAME", help="Show the graphs of this target.  [default: those of the first]")
 @mirror_option
 @connection_options
 @json_option
@@ -55,7 +54,8 @@ def command(
     bundle: str,
     page: str | None,
     graph: str | None,
-    form: str,
+    form: str | None,
+    target: str | None,
     mirrors: tuple[str, ...],
     plain_http: tuple[str, ...],
     ca_file: str,
@@ -72,16 +72,27 @@ def command(
     --html writes one page that needs no network: signature, state, graphs by module, memory of a step, targets.
     --graph prints the operations of one graph by module; SVG needs Graphviz. ONNX is for viewers such as Netron.
     """
-    with open_bundle(bundle, plain_http, ca_file, concurrency, mirrors) as opened:
+    if graph is None and form is not None:
+        raise click.UsageError(f"--format {form} is for one graph: add --graph train.forward.")
+    if graph is not None and page is not None:
+        raise click.UsageError("--html writes a page of all graphs, and --graph prints one: leave one of them out.")
+    with open_bundle(bundle, plain_http, ca_file, concurrency, mirrors) as found:
+        opened = found if target is None else _of_target(found, target)
         if page is not None:
             _write_page(page, bundle, opened)
         elif graph is not None:
-            drawn = _drawn(opened, graph, form)
+            drawn = _drawn(opened, graph, form or "text")
             print_bytes(drawn) if isinstance(drawn, bytes) else say(drawn, nl=False)
         elif as_json:
             print_json(_as_json(bundle, opened))
         else:
             _show(stdout(), bundle, opened, verbose=verbose)
+
+
+def _of_target(bundle: Bundle, name: str) -> Bundle:
+    if name not in bundle.targets:
+        raise AotpackError(f"The bundle has no target {visible(name)!r}.", hint=f"It has: {visible(', '.join(bundle.targets))}.")
+    return bundle.for_target(name)
 
 
 def _write_page(path: str, name: str, bundle: Bundle) -> None:
@@ -180,6 +191,9 @@ def _overview(path: str, bundle: Bundle) -> Table:
         *(f"class {name}" for name in program.requirements.subclasses),
     ]
     table.add_row("needs", plain(", ".join(needs + program.features)))
+    shown = [name for name, found in bundle.manifests.items() if found.manifest.config.digest == bundle.config.digest]
+    if others := [name for name in bundle.targets if name not in shown]:
+        table.add_row("graphs", plain(f"of {', '.join(shown)}; --target {others[0]} shows its own"))
     table.add_row("state", plain(_state(program)))
     table.add_row("self-test", "recorded" if program.self_test is not None else "none")
     libraries = {f"torch {call.torch}, {call.python}" for found in bundle.targets.values() if (call := found.call) is not None}

@@ -170,6 +170,12 @@ def _infer_step(call: Callable[[], Any]) -> float:
         return _number(loss_of(call()))
 
 
+def _losses(losses: list[float]) -> str:
+    """Return the losses of all steps; of many, the first and the last ones."""
+    texts = [f"{loss:.6g}" for loss in losses]
+    return ", ".join(texts if len(texts) <= 10 else [*texts[:3], f"… ({len(texts) - 6} more with --json)", *texts[-3:]])
+
+
 def _table(report: StepReport) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
@@ -178,7 +184,7 @@ def _table(report: StepReport) -> Table:
     for target, reason in report.rejected.items():
         table.add_row("", plain(f"not {target}: {reason}", "yellow"))
     table.add_row("inputs", report.inputs)
-    table.add_row("loss", ", ".join(f"{loss:.6g}" for loss in report.losses))
+    table.add_row("loss", _losses(report.losses))
     if report.gradient_norm is not None:
         table.add_row("gradient", f"norm {report.gradient_norm:.6g}")
     table.add_row("load", time_text(report.load))

@@ -117,7 +117,7 @@ def command(
     if bool(identity) != bool(issuer):
         raise click.UsageError("--identity and --issuer go together.", ctx)
     keyless = Keyless(identity, issuer, trusted_root, offline) if identity and issuer else None
-    checks = list(_checks(bundle, Asked(trust, modules, keys, detached, policy, _source(bundle, source), keyless)))
+    checks = list(_checks(bundle, Asked(trust, modules, keys, detached, policy, _source(source), keyless)))
     failed = any(check.status == "failed" for check in checks)
     if as_json:
         print_json({"bundle": str(bundle), "ok": not failed, "checks": [asdict(check) for check in checks]})
@@ -127,12 +127,12 @@ def command(
         ctx.exit(1)
 
 
-def _source(bundle: Path, named: str | None) -> str:
-    """Return the name that policies match: what was named, or the path."""
+def _source(named: str | None) -> str:
+    """Return the name that policies match, if one was named. Otherwise it is the path of what is opened."""
     from aotpack_loader.policy import source_of
     from aotpack_loader.registry.reference import Reference, is_reference
 
-    return Reference.parse(named).repository_url if named and is_reference(named) else source_of(named or bundle)
+    return "" if not named else Reference.parse(named).repository_url if is_reference(named) else source_of(named)
 
 
 def _checks(path: Path, asked: Asked) -> Iterator[Check]:
@@ -166,7 +166,7 @@ def _checks(path: Path, asked: Asked) -> Iterator[Check]:
     else:
         subclasses = import_modules(asked.modules)
         for target in bundle.targets:
-            yield _self_test(path, target, asked, subclasses)
+            yield _self_test(path, bundle.digest, target, asked, subclasses)
 
 
 def _signature(bundle: Bundle, names: tuple[str, ...]) -> Check:
@@ -198,7 +198,7 @@ def _policies(bundle: Bundle, asked: Asked) -> Iterator[Check]:
     from aotpack_loader.policy import judge, rules_for
 
     try:
-        rules = rules_for(asked.source, asked.policy)
+        rules = rules_for(asked.source or bundle.real_path(), asked.policy)
         found = judge(bundle, rules, asked.trust)
     except AotpackError as error:
         yield Check("policy", "failed", str(error))
@@ -233,12 +233,14 @@ def _digests(bundle: Bundle) -> Check:
     return Check("digests", "ok", bundle.digest)
 
 
-def _self_test(path: Path, target: str, asked: Asked, subclasses: Sequence[type]) -> Check:
+def _self_test(path: Path, digest: str, target: str, asked: Asked, subclasses: Sequence[type]) -> Check:
     from aotpack_loader.selftest import run_self_test
 
     name = f"self-test {target}"
     try:
-        report = run_self_test(path, target, asked.trust, subclasses=subclasses, policy=asked.policy, source=asked.source)
+        report = run_self_test(
+            path, target, asked.trust, subclasses=subclasses, policy=asked.policy, source=asked.source, digest=digest
+        )
     except SubclassError as error:
         return Check(name, "skipped", f"{error} On the command line: --import MODULE, which has them.")
     except (TargetError, TrustError) as error:

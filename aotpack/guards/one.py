@@ -41,19 +41,16 @@ def with_ones(
     guards = {symbol.name: [text for text in constraints if _refuses_one_alone(text, symbol.name)] for symbol in symbols}
     asked = {symbol.name for symbol in symbols if guards[symbol.name] or symbol.minimum == 2}
     asked -= {symbol.name for symbol in symbols if _smallest(shapes, convention, symbol.name) > 1}
-    freed, tied = list[str](), list[str]()
+    freed = list[str]()
     for name in sorted(asked):
-        for equal in _equalities(shapes, convention, name):
-            tried = _free(_with_constraints(convention, [*tied, *equal]), [*freed, name], guards)
-            if _takes_one(model, args, kwargs, tried, [name]) and (
-                not freed or _takes_one(model, args, kwargs, tried, [*freed, name])
-            ):
-                freed.append(name)
-                tied += equal
-                break
+        tried = _free(convention, [*freed, name], guards)
+        if _takes_one(model, args, kwargs, tried, [name]) and (
+            not freed or _takes_one(model, args, kwargs, tried, [*freed, name])
+        ):
+            freed.append(name)
     for name in freed:
         shape_env.allow_one(convention.shape_env, name)
-    return _free(_with_constraints(convention, tied), freed, guards)
+    return _free(convention, freed, guards)
 
 
 def allows(constraint: str, symbol: str, size: int) -> bool:
@@ -124,27 +121,6 @@ def _with_companions(names: Collection[str], convention: signature.Convention, e
     }
     together = [*varying, *(name for name in others if name in tied)]
     return together if zero_one.take(constraints, sizes | dict.fromkeys(together, 1)) else varying
-
-
-def _equalities(shapes: DynamicShapes, convention: signature.Convention, name: str) -> list[list[str]]:
-    """Return the constraints to try for a size.
-
-    First none, then that it equals all other sizes to which the user gave the same name.
-    """
-    leaves = convention.method.leaves
-    named: dict[str, set[str]] = {}
-    for number, dims in shapes.dims.items():
-        for dim, bounds in dims.items():
-            if isinstance(leaf := leaves[number], schema.TensorLeaf) and isinstance(size := leaf.shape[dim], str):
-                named.setdefault(bounds.name, set()).add(size)
-    simple = {symbol.name for symbol in convention.method.symbols}
-    others = {other for label, sizes in named.items() if label and name in sizes for other in sizes & simple} - {name}
-    return [[], [f"({name} == {other})" for other in sorted(others)]] if others else [[]]
-
-
-def _with_constraints(convention: signature.Convention, texts: Sequence[str]) -> signature.Convention:
-    constraints = sorted({*convention.method.constraints, *texts})
-    return replace(convention, method=replace(convention.method, constraints=constraints))
 
 
 def _free(convention: signature.Convention, names: Sequence[str], guards: Guards) -> signature.Convention:

@@ -139,7 +139,7 @@ def _prepare(
     import torch
 
     from aotpack_loader.archive.bundle import Bundle
-    from aotpack_loader.devices.select import unfit
+    from aotpack_loader.devices.backends import unfit
     from aotpack_loader.selftest import random_inputs, recorded_inputs
 
     with Bundle.open(path) as bundle:

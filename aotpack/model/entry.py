@@ -103,12 +103,21 @@ class _Source:
         return [_line_problem(str(self.path.resolve()), lines[-1])] if lines else [Problem(_shown(self.path), "")]
 
 
-def _import_file(path: Path) -> ModuleType:
-    """Execute the file as a module that Dynamo and :mod:`inspect` find again in ``sys.modules``."""
+def check_file(path: Path) -> None:
+    """Check that there is a file to run.
+
+    Raises:
+        EntryError: there is none, or it is a directory.
+    """
     if path.is_dir():
         raise EntryError(f"{path} is a directory, not a Python file.", hint=f"Did you mean {path / 'model.py'}?")
     if not path.is_file():
         raise EntryError(f"There is no file {path}.", hint="The entry is `path/to/model.py` or `path/to/model.py:factory`.")
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Execute the file as a module that Dynamo and :mod:`inspect` find again in ``sys.modules``."""
+    check_file(path)
     filename = str(path.resolve())
     linecache.checkcache(filename)
     name = _module_name(path, filename)

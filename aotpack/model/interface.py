@@ -10,8 +10,11 @@ import torch
 from torch import nn
 
 from aotpack_loader.format import schema
+from aotpack_loader.module.adapters import ADAPTERS
+from aotpack_loader.module.pretrained import is_taken, without_code
 
 from ..graph.literals import NOT_A_LITERAL, literal_argument
+from .adapters import describe_adapters
 
 _KINDS: dict[Any, Any] = {
     inspect.Parameter.POSITIONAL_ONLY: "positional_only",
@@ -29,8 +32,6 @@ _ATTRIBUTES = (
     "_keys_to_ignore_on_load_missing",
     "_keys_to_ignore_on_load_unexpected",
 )
-_PRIVATE = ("_name_or_path", "name_or_path")
-"""Keys of a configuration that may contain paths of the build machine."""
 _DEPTH = 16
 
 
@@ -52,11 +53,14 @@ def _parameter(parameter: inspect.Parameter) -> schema.Parameter:
 
 
 def describe_pretrained(model: nn.Module) -> schema.Pretrained | None:
-    """Return the metadata of a ``transformers`` model, or None for other models."""
+    """Return the metadata of a model of ``transformers`` or ``peft``, or None for other models."""
+    adapters = describe_adapters(model)
     library = sys.modules.get("transformers.modeling_utils")
-    if library is None or not isinstance(model, library.PreTrainedModel):
+    if adapters is None and (library is None or not isinstance(model, library.PreTrainedModel)):
         return None
     attributes = {name: _data(getattr(model, name, None)) for name in _ATTRIBUTES}
+    if adapters is not None:
+        attributes[ADAPTERS] = _adapters(adapters)
     return schema.Pretrained(
         config=_configuration(model, "config"),
         generation_config=_configuration(model, "generation_config"),
@@ -67,11 +71,27 @@ def describe_pretrained(model: nn.Module) -> schema.Pretrained | None:
     )
 
 
+def _adapters(found: dict[str, Any]) -> schema.DataMapping:
+    """Return adapters as plain data. Values of their configurations that are none are left out."""
+    configs = {
+        adapter: {name: value for name, value in values.items() if _data(value) is not NOT_A_LITERAL}
+        for adapter, values in found["configs"].items()
+    }
+    described = {name: _data(value) for name, value in {**found, "configs": configs, "signature": None}.items()}
+    parameters = [_parameter(parameter) for parameter in found["signature"]]
+    rows: list[schema.Data] = [
+        schema.DataSequence("list", [one.name, one.kind, one.optional, one.opaque, one.default]) for one in parameters
+    ]
+    described["signature"] = schema.DataSequence("list", rows)
+    return schema.DataMapping(list(described), list(described.values()))
+
+
 def _configuration(model: Any, name: str) -> schema.Data:
     config = getattr(model, name, None)
-    if config is None:
+    if config is None or isinstance(config, dict):  # peft gives other models a dictionary
         return None
-    values = {key: _data(value) for key, value in config.to_dict().items() if key not in _PRIVATE}
+    kept = without_code(config.to_dict())  # nor paths of the build machine
+    values = {key: _data(value) for key, value in kept.items() if not is_taken(key)}
     values["architectures"] = schema.DataSequence("list", [type(model).__name__])
     known = {key: value for key, value in values.items() if value is not NOT_A_LITERAL}
     if name != "config":

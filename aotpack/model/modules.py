@@ -36,7 +36,7 @@ def describe_modules(model: nn.Module) -> tuple[list[schema.Module], list[schema
     classes: dict[type, tuple[int, set[str]]] = {}
     found = dict(_walk(model, ""))
     first = {id(module): name for name, module in reversed(found.items())}
-    after = {mode: _after(model, mode) for mode in (True, False)}
+    after = {mode: modes_after(model, mode) for mode in (True, False)}
     modules: list[schema.Module] = []
     numbers: dict[int, int] = {}
     for name, module in found.items():
@@ -80,7 +80,7 @@ def _walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
     return below(module, path)
 
 
-def _after(model: nn.Module, mode: bool) -> dict[int, bool]:
+def modes_after(model: nn.Module, mode: bool) -> dict[int, bool]:
     """Return the modules' flags after ``train()`` or ``eval()`` of the model.
 
     Empty unless a class overrides these.

@@ -104,12 +104,45 @@ def _halves(forward: GraphModule, backward: GraphModule, chains: list[views.Chai
     for _, placeholder in (unused := [pair for pair in pairs if pair[0] in symbols and not pair[1].users]):
         backward.graph.erase_node(placeholder)
     tangents = placeholders[len(pairs) :]
-    pairs = (
-        [pair for pair in pairs if pair not in unused] + rng.share_state(forward, backward) + _sizes_to_read(forward, backward)
-    )
+    pairs = _compute_numbers(backward, [pair for pair in pairs if pair not in unused])
+    pairs += rng.share_state(forward, backward) + _sizes_to_read(forward, backward)
     kept = _recompute_views_of_inputs(backward, pairs)
     order_placeholders(backward, kept, tangents)
     return Partitioned(forward, backward, _inputs(forward), outputs[:count], kept, tangents, output_args(backward), chains)
+
+
+def _compute_numbers(backward: GraphModule, saved: Sequence[tuple[Node, Node]]) -> list[tuple[Node, Node]]:
+    """Save the sizes that a number is computed from, and compute the number in the backward. Returns what is saved.
+
+    The number may be negative. Compiled code takes an integer as the size of a tensor, which is not.
+    """
+    graph = backward.graph
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    computed = [pair for pair in saved if _is_computed(pair[0])]
+    copies = {value: placeholder for value, placeholder in saved if not _is_computed(value)}
+    added: list[tuple[Node, Node]] = []
+
+    def copied(value: Node) -> Node:
+        if value not in copies and _is_computed(value):
+            with graph.inserting_before(first):
+                copies[value] = graph.node_copy(value, copied)
+        elif value not in copies:
+            with graph.inserting_before(next(iter(graph.nodes))):
+                copies[value] = graph.placeholder(f"{value.name}_saved")
+            copies[value].meta = dict(value.meta)
+            added.append((value, copies[value]))
+        return copies[value]
+
+    for value, placeholder in computed:
+        placeholder.replace_all_uses_with(copied(value))
+        graph.erase_node(placeholder)
+    return [pair for pair in saved if pair not in computed] + added
+
+
+def _is_computed(value: Node) -> bool:
+    """Whether a node computes a number from numbers alone."""
+    nodes = [value, *value.all_input_nodes]
+    return len(nodes) > 1 and all(isinstance(node.meta.get("val"), int | float | _SYMBOLIC) for node in nodes)
 
 
 def _sizes_to_read(forward: GraphModule, backward: GraphModule) -> list[tuple[Node, Node]]:
@@ -134,6 +167,9 @@ def _sizes_to_read(forward: GraphModule, backward: GraphModule) -> list[tuple[No
             value.meta["val"] = placeholder.meta["val"] = size
             pairs.append((value, placeholder))
     return pairs
+
+
+_SYMBOLIC = torch.SymInt | torch.SymFloat | torch.SymBool
 
 
 def _numbers(value: Any) -> list[torch.SymInt]:

@@ -9,9 +9,9 @@ import torch
 
 from .._torch.api.state_dict_code import loading_code, saving_code
 from ..capture.regions import repeated_layers
-from ..targets import Target, uses_inductor
+from ..targets import Target
+from .context import BuildContext
 from .progress import Run
-from .traced_methods import BuildContext
 
 _DEEP = 12
 """From so many repeated layers on, a build is shorter if it compiles each kind of layer once."""
@@ -40,4 +40,6 @@ def with_regions(context: BuildContext, targets: Sequence[Target]) -> BuildConte
         return context
     layers = [] if options.memory_budget is not None or options.exact_random else repeated_layers(context.module)
     deep = len(layers) >= _DEEP and not any(next(layer.buffers(), None) is not None for layer in layers)
-    return context if deep and any(map(uses_inductor, targets)) else replace(context, options=replace(options, regional=False))
+    if deep and any(target.capabilities.uses_inductor for target in targets):
+        return context
+    return replace(context, options=replace(options, regional=False))

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import structs
 
 from aotpack_loader.errors import BuildError, Problem, UnsupportedError
-from aotpack_loader.format import schema
+from aotpack_loader.format import expressions, schema
 from aotpack_loader.format.labels import Labels, sources_of
 
 from .. import signature
@@ -67,6 +67,44 @@ def check_dynamic(
             problems += _narrower(path, found, bounds.minimum or 0, math.inf if bounds.maximum is None else bounds.maximum)
     if problems:
         raise BuildError("The model does not allow these sizes to vary as dynamic_shapes asks.", problems)
+
+
+def relations(shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf]) -> list[str]:
+    """Return the constraints between sizes that are derived from one ``Dim``, where they are no one expression."""
+    found = []
+    for items in shapes.related().values():
+        sizes = [(size, _size_of(leaves[i], dim)) for i, dim, size in items if not size.automatic]
+        steps = [(size.factor, f"({text} + ({-size.offset}))" if size.offset else text) for size, text in sizes if text]
+        found += [f"(({text} % {factor}) == 0)" for factor, text in steps if factor > 1]
+        found += [f"(({factor} * {steps[0][1]}) == ({steps[0][0]} * {text}))" for factor, text in steps[1:]]
+    simple = [text for text in found if not _is_always_true(text)]
+    return sorted({*simple})
+
+
+def _size_of(leaf: schema.InputLeaf, dim: int | None) -> str:
+    """Return the symbols of a size, or an empty string if it is fixed."""
+    size = getattr(leaf, "size", "") if dim is None else leaf.shape[dim] if isinstance(leaf, schema.TensorLeaf) else ""
+    return size if isinstance(size, str) else ""
+
+
+def _is_always_true(text: str) -> bool:
+    """Whether sizes that became expressions of one symbol keep a constraint by themselves."""
+    names = expressions.symbols(text)
+    return len(names) == 1 and all(expressions.parse(text)(dict.fromkeys(names, n)) for n in range(1, 50))
+
+
+def without_one(
+    shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf], symbols: Sequence[schema.Symbol], constraints: Sequence[str]
+) -> list[str]:
+    """Return the sizes, one for each symbol, that the user lets begin at 0 and that cannot be 1."""
+    ranges = {symbol.name: symbol for symbol in symbols}
+    found = {
+        size: where
+        for where, size, bounds in reversed([*_declared_sizes(shapes, leaves)])
+        if bounds.minimum is None and size in ranges and isinstance(size, str)
+        if ranges[size].minimum > 1 or not all(one.allows(text, size, 1) for text in constraints)
+    }
+    return sorted(found.values())
 
 
 def _declared_sizes(shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf]) -> Iterator[tuple[str, schema.Dim, Bounds]]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from torch import nn
+
 from ..capture import Captured
 from ..capture.result_classes import left_out
+from ..model.modules import modes_after
 from .progress import Run
 
 
@@ -18,9 +23,12 @@ def remark_on(captured: Captured, method: str, run: Run, *, asked_for_regions: b
             run.warn(refused, once=refused)
         else:
             run.note(f"{method!r}: {refused}")
-    for problem in captured.rejected:
+    for i, problem in enumerate(captured.rejected):
         ends = f"the {problem.where} front end{'s' * (',' in problem.where)} refused"
-        run.warn(f"{ends} {method!r}: {problem.message}", once=f"{ends}: {problem.message}")
+        if i:  # one line says enough of a build that succeeds
+            run.note(f"{ends} {method!r}: {problem.message}")
+        else:
+            run.warn(f"{ends} {method!r}: {problem.message}", once=f"{ends}: {problem.message}")
     for line in dict.fromkeys(branch.where for branch in captured.branches):
         run.warn(f"{method!r} has only the branch that the example inputs take; a call that takes another fails: {line}")
     for lacking in left_out(captured.returned.spec):
@@ -30,3 +38,17 @@ def remark_on(captured: Captured, method: str, run: Run, *, asked_for_regions: b
     if captured.joint.side_effects:
         changed = ", ".join(captured.joint.side_effects)
         run.warn(f"{method!r}: the model changes Python objects while it runs ({changed}); a bundle keeps tensors only")
+
+
+def remark_on_modes(model: nn.Module, method: str, flags: Mapping[str, bool], run: Run, *, training: bool) -> None:
+    """Warn of submodules that ``train()`` or ``eval()`` of the model would leave in another mode than the method needs."""
+    after = modes_after(model, training)
+    other = [path for path, flag in flags.items() if after.get(id(model.get_submodule(path)), training) is not flag]
+    if not other:
+        return
+    usual, needed = ("train()", "eval()") if training else ("eval()", "train()")
+    named = ", ".join(other[:3]) + (f" and {len(other) - 3} more" if len(other) > 3 else "")
+    run.warn(
+        f"{method!r} needs {named} in {needed}, as here. A loaded bundle refuses calls after the usual {usual}: override "
+        f"{usual[:-2]}() of the model so that it keeps these modes, or call {needed} of these modules after it"
+    )

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from aotpack_loader.errors import CorruptBundleError, UnsupportedError
 from aotpack_loader.format import codec, media_types, schema, subclasses, subgraphs
+from aotpack_loader.format.containers import holds_given
 from aotpack_loader.format.validate import validate_program
 from aotpack_loader.format.validate_graph import validate_graph
 from aotpack_loader.format.versions import (
@@ -22,7 +23,6 @@ from aotpack_loader.format.versions import (
     SPARSE_GRADIENTS,
     TANGENT_WRITES,
 )
-from aotpack_loader.runtime.tree import holds_given
 
 from .. import capture, graph
 from ..capture.inputs.examples import parameters
@@ -31,7 +31,8 @@ from ..model.interface import describe_pretrained, describe_signature
 from ..model.modules import describe_modules
 from ..targets import GraphToCompile, graphs_to_compile
 from ..writer.bundle import BlobStore
-from .traced_methods import BuildContext, TracedMethod
+from .context import BuildContext
+from .traced_methods import TracedMethod
 
 
 def describe(
@@ -205,7 +206,7 @@ def _served(traced: Sequence[TracedMethod], *, has_modes: bool) -> dict[str, lis
     train and eval mode, nor has a module that ``torch.export`` made. There one graph serves both
     modes.
     """
-    plans = {item.plan.name: item.plan for item in traced if not item.plan.name.endswith(".second")}
+    plans = {item.plan.name: item.plan for item in traced if item.plan.role == "call"}
     served = {name: [(plan.training, plan.grad)] for name, plan in plans.items()}
 
     def add(name: str, mode: tuple[bool, bool]) -> None:

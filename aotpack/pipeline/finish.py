@@ -12,16 +12,18 @@ from typing import Literal
 
 from msgspec import structs
 
+from aotpack_loader.archive.manifests import require_one_model
 from aotpack_loader.archive.temporaries import temporary_directory
 from aotpack_loader.errors import BuildError, Problem, TargetError
-from aotpack_loader.format import schema
+from aotpack_loader.format import media_types, schema
 from aotpack_loader.format.origins import modules_of
 from aotpack_loader.format.validate_target import validate_target
 from aotpack_loader.format.validate_xla import validate_computations
+from aotpack_loader.format.versions import OWN_GRAPHS
 from aotpack_loader.selftest import run_self_test
 
 from .._torch.events import mark_origins
-from ..targets import GraphToCompile, Target, compile_group, in_groups
+from ..targets import GraphToCompile, Target, by_kind
 from ..writer.bundle import BlobStore, Existing, TargetEntry, write_bundle
 from ..writer.cache import CompileCache
 from .documents import as_a_loader
@@ -63,9 +65,9 @@ def compile_targets(
     for item in graphs:
         mark_origins(item.module, modules_of(origins, item.key, len(item.graph.nodes)))
     entries: dict[str, TargetEntry] = {}
-    for group in in_groups(targets):
+    for group in by_kind(targets):
         with in_progress.run.stage("compile", ", ".join(target.name for target in group)):
-            compiled = compile_group(group, graphs, state, in_progress.store, in_progress.cache)
+            compiled = group[0].compile_variants(group, graphs, state, in_progress.store, in_progress.cache)
         for target, entry in zip(group, compiled, strict=True):
             toolchain = entry.target.toolchain | in_progress.fixes(target)
             entries[target.name] = entry._replace(target=structs.replace(entry.target, toolchain=toolchain))
@@ -78,7 +80,7 @@ def tune(run: Run, targets: Sequence[Target]) -> None:
     Raises:
         BuildError: none has.
     """
-    tunable = [target for target in targets if hasattr(target, "tune")]
+    tunable = [target for target in targets if target.capabilities.tunes]
     if not tunable:
         raise BuildError(
             "Nothing can be tuned: no target chooses between libraries.",
@@ -91,23 +93,33 @@ def tune(run: Run, targets: Sequence[Target]) -> None:
 
 
 def write(
-    in_progress: BundleInProgress, program: schema.Program, entries: Sequence[TargetEntry], existing: Existing | None = None
+    in_progress: BundleInProgress, made: Sequence[tuple[schema.Program, TargetEntry]], existing: Existing | None = None
 ) -> BuildReport:
     """Write the bundle and return a report.
 
-    With ``existing``, the bundle also holds those targets.
+    ``made`` has the targets, each with its program. With ``existing``, the bundle also holds those targets.
+
+    Raises:
+        UnsupportedError: the programs differ in more than their graphs.
     """
-    run, cache = in_progress.run, in_progress.cache
-    complete = [_complete(entry, program, in_progress.producer) for entry in entries]
+    run, cache, store = in_progress.run, in_progress.cache, in_progress.store
+    if len({id(own) for own, _ in made}) > 1:
+        made = _with_own_graphs(made)
+    program = made[0][0]
+    completed = [complete(entry, own, in_progress.producer) for own, entry in made]
+    completed = [
+        entry if own is program else entry._replace(config=store.add_document(own, media_types.PROGRAM))
+        for (own, _), entry in zip(made, completed, strict=True)
+    ]
     with run.stage("write"):
         digest = write_bundle(
             in_progress.out,
-            in_progress.store,
+            store,
             program,
-            complete,
+            completed,
             layout=in_progress.layout,
             existing=existing,
-            beside=lambda index: in_progress.papers.attachments(index, program, complete),
+            beside=lambda index: in_progress.papers.attachments(index, program, completed),
         )
     if cache.hits:
         run.note(f"{cache.hits} of {cache.hits + cache.misses} compiled graphs came from the cache")
@@ -118,10 +130,21 @@ def write(
         stages=tuple(run.stages),
         notes=tuple(run.notes),
         warnings=tuple(run.warnings),
-        targets=tuple(entry.target.name for entry in entries),
+        targets=tuple(entry.target.name for entry in completed),
         methods=tuple(program.methods),
         cache_hits=cache.hits,
     )
+
+
+def _with_own_graphs(made: Sequence[tuple[schema.Program, TargetEntry]]) -> Sequence[tuple[schema.Program, TargetEntry]]:
+    """The targets with programs that name the feature, unless all programs are equal."""
+    first = made[0][0]
+    if all(own == first for own, _ in made):
+        return [(first, entry) for _, entry in made]
+    named = {id(own): structs.replace(own, features=sorted({*own.features, OWN_GRAPHS})) for own, _ in made}
+    with as_a_loader():
+        require_one_model(list(named.values()))
+    return [(named[id(own)], entry) for own, entry in made]
 
 
 def self_test(
@@ -143,12 +166,12 @@ def self_test(
     if program.self_test is None:
         in_progress.run.warn("no self-test is recorded in the bundle, so none was run")
         return
-    complete = [_complete(entry, program, in_progress.producer) for entry in entries]
+    completed = [complete(entry, program, in_progress.producer) for entry in entries]
     parent = Path(in_progress.out).absolute().parent
     with in_progress.run.stage("self-test"), temporary_directory(parent) as folder:
         candidate = folder / "candidate"
-        digest = write_bundle(candidate, in_progress.store, program, complete, layout="directory", existing=existing)
-        for entry in complete:
+        digest = write_bundle(candidate, in_progress.store, program, completed, layout="directory", existing=existing)
+        for entry in completed:
             try:
                 operators = program.requirements.operators
                 report = run_self_test(candidate, entry.target.name, digest if trusted else None, operators, subclasses)
@@ -164,7 +187,7 @@ def self_test(
             )
 
 
-def _complete(entry: TargetEntry, program: schema.Program, producer: schema.Producer) -> TargetEntry:
+def complete(entry: TargetEntry, program: schema.Program, producer: schema.Producer) -> TargetEntry:
     """Return a target with all blobs that it needs, validated as a loader validates it."""
     target = entry.target if producer == program.producer else structs.replace(entry.target, producer=producer)
     with as_a_loader():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from aotpack_loader.errors import BuildError, Problem
@@ -24,13 +24,14 @@ class MethodPlan:
 
     ``train`` is train mode with gradients. ``infer`` is eval mode without gradients. ``autocast``
     is the element type of the autocast under which the method is traced (``bfloat16``), or null
-    for none.
+    for none. ``role``: who calls it (:attr:`.schema.Method.role`).
     """
 
     name: str
     training: bool
     grad: bool
     autocast: schema.DType | None = None
+    role: schema.Role = "call"
 
     @property
     def kind(self) -> str:
@@ -99,32 +100,42 @@ def _variant(plan: MethodPlan, autocast: schema.DType | None, *, first: bool) ->
     return replace(plan, name=plan.name if first else f"{plan.name}.{word}", autocast=autocast)
 
 
-def autocast_states(asked: str | Sequence[str] | None, current: schema.DType | None) -> tuple[schema.DType | None, ...]:
-    """Return the element types that ``autocast`` asks for.
+def options_of(given: Mapping[str, Any], current: schema.DType | None) -> Options:
+    """Return the options among the arguments of ``aotpack.build``, after a check.
 
-    ``current`` is that of the caller's autocast.
+    ``current`` is the element type of the caller's autocast. The command line has no ``args`` yet.
 
     Raises:
-        BuildError: an autocast is unknown.
+        BuildError: an option has an unknown value, or ``args`` is not a tuple. Lists all problems.
     """
+    states, problems = _autocast_states(given["autocast"], current)
+    chosen = {field.name: given[field.name] for field in fields(Options) if field.name in given}
+    options = Options(**chosen | {"autocast": states})
+    if given["methods"] is None:
+        options = replace(options, methods=DEFAULT_METHODS, optional=OPTIONAL_METHODS)
+    problems += [*_problems(given.get("args", ()), options), *layout_problems(given["layout"])]
+    if problems:
+        raise BuildError("The build's options are not valid.", problems)
+    return options
+
+
+def _autocast_states(
+    asked: str | Sequence[str] | None, current: schema.DType | None
+) -> tuple[tuple[schema.DType | None, ...], list[Problem]]:
+    """Return the element types that ``autocast`` asks for, and what is wrong with it."""
     if asked is None:
-        return (current,)
+        return (current,), []
     words = [word.strip() for item in ([asked] if isinstance(asked, str) else asked) for word in item.split(",")]
-    unknown = [word for word in words if word not in AUTOCAST]
-    if unknown or not words:
-        problems = [Problem("autocast", f"{word!r} is not one of {', '.join(AUTOCAST)}") for word in unknown]
-        raise BuildError("The build's options are not valid.", problems or [Problem("autocast", "at least one is needed")])
-    return tuple(dtype for word, dtype in AUTOCAST.items() if word in words)
+    problems = [Problem("autocast", f"{word!r} is not one of {', '.join(AUTOCAST)}") for word in words if word not in AUTOCAST]
+    if not words:
+        problems.append(Problem("autocast", "at least one is needed"))
+    return tuple(dtype for word, dtype in AUTOCAST.items() if word in words), problems
 
 
-def check_options(args: Any, options: Options, layout: str) -> None:
-    """Check the options and report all problems at once.
-
-    Raises:
-        BuildError: an option has an unknown value, or ``args`` is not a tuple.
-    """
+def _problems(args: Any, options: Options) -> list[Problem]:
+    """Return what is wrong with the options."""
     methods, front_ends = options.methods, options.front_ends
-    problems = []
+    problems: list[Problem] = []
     if not isinstance(args, tuple):
         problems.append(Problem("args", f"expected a tuple of positional arguments, got {type(args).__name__}"))
     if options.partitioner not in PARTITIONERS:
@@ -148,9 +159,7 @@ def check_options(args: Any, options: Options, layout: str) -> None:
         problems.append(Problem("rng", f"{options.rng!r} is not one of {', '.join(RNG_MODES)}"))
     if options.branches not in BRANCHES:
         problems.append(Problem("branches", f"{options.branches!r} is not one of {', '.join(BRANCHES)}"))
-    problems += layout_problems(layout)
-    if problems:
-        raise BuildError("The build's options are not valid.", problems)
+    return problems
 
 
 def layout_problems(layout: str) -> list[Problem]:

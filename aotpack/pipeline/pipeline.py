@@ -21,42 +21,42 @@ import torch
 
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.digest import hex_part
-from aotpack_loader.errors import BuildError
 from aotpack_loader.format import schema
 from aotpack_loader.trust import decide_trust, record_built
 
 from .. import __version__
-from .._torch import decompositions
-from .._torch.aot_autograd import Decompositions
 from .._torch.api.argument_records import open_dataclasses
+from .._torch.api.building import one_build
 from .._torch.api.fake_tensors import free_sizes
 from .._torch.api.gpus import without_gpus
-from .._torch.api.recurrent import own_gru, recurrent_layers
+from .._torch.api.recurrent import own_gru
 from .._torch.api.shape_env import recorded_guards
-from .._torch.fixes.applying import apply_fixes, fix_table, record_of_fixes
-from .._torch.fixes.fake_tensor.strides import decomposed_like_kernels
-from .._torch.fixes.fake_tensor.types import decomposed_in_types
+from .._torch.fixes.applying import apply_fixes, record_of_fixes
 from .._torch.fixes.gate import check_torch
 from ..capture import FRONT_ENDS
-from ..capture.autocast import current_autocast
 from ..capture.caches import emptied_caches
 from ..capture.dry_run.eager import warmed_up
-from ..targets import Target, resolve_targets, uses_inductor
+from ..targets import Target
 from ..writer.bundle import BlobStore, TargetEntry
 from ..writer.cache import CompileCache
 from ..writer.weights import write_weights
-from . import advice, documents, finish, reopen, traced_methods
+from . import check as checking
+from . import classes, documents, finish, reopen
 from .collector import eased
+from .context import BuildContext, Example
 from .materials import Material, materials_of
-from .options import DEFAULT_METHODS, OPTIONAL_METHODS, Options, RandomMode, autocast_states, check_options, layout_problems
+from .options import Options, RandomMode
+from .preflight import check_build, check_compile
 from .progress import BuildReport, Observer, Run
 from .provenance import COMPILE_TYPE, RECORDED, UNNAMED_BUILDER, Papers
 from .selftest import record
-from .specializations import refuse_unused, specialize
+from .specializations import specialize
+from .traced_methods import TracedMethod
 
 __all__ = ["BuildReport", "Observer", "build", "compile_bundle"]
 
 
+@one_build()
 def build(
     model: torch.nn.Module | Callable[..., Any],
     args: tuple[Any, ...],
@@ -72,9 +72,10 @@ def build(
     rng: RandomMode = "default",
     branches: str = "refuse",
     autocast: str | Sequence[str] | None = None,
+    check: bool = True,
     self_test: bool = False,
     name: str | None = None,
-    cache: bool = True,
+    cache: bool | Literal["objects"] = True,
     layout: Literal["file", "directory"] = "file",
     second_derivatives: bool = False,
     specializations: Sequence[Mapping[str, int]] = (),
@@ -93,8 +94,9 @@ def build(
     Args:
         model: an ``nn.Module``, or a function over tensors and nested containers of them.
         args: example inputs. The build uses the types, sizes and ``requires_grad`` of their
-            tensors. It uses values of tensors only for ``branches="example"``, ``warm_up`` and
-            ``self_test``, and to explain a failed capture.
+            tensors. It traces without values, except for ``branches="example"`` and ``warm_up``. The
+            ``check`` and ``self_test`` call the model with them. Tensors on ``meta`` have none; the
+            check draws values for them.
         kwargs: example inputs by name.
         out: the ``.aotpack`` file (or directory) to write.
         targets: what to compile for: ``"cpu"``, ``"cpu:x86-64-v3"``, ``"portable"``.
@@ -116,9 +118,13 @@ def build(
         autocast: the autocast that each method is built for: ``"none"``, ``"bf16"``, ``"fp16"``,
             or several (``("none", "bf16")``). Each call uses the variant that matches its caller's
             ``torch.autocast``. Null: the autocast that is active now.
+        check: call each method of each target that can run here, and compare results, gradients and
+            writes with those of a copy of the model in eager. A difference beyond rounding ends the
+            build. The bundle records that it was not checked.
         self_test: record the inputs, outputs and gradients of eager, for ``aotpack verify``.
         name: the program's name. The default is the name of the model's class.
-        cache: reuse the compiled code of unchanged graphs.
+        cache: reuse the compiled code of unchanged graphs. ``"objects"`` lowers every graph again, and
+            reuses the objects of unchanged generated sources. ``False`` compiles everything.
         layout: ``"file"`` or ``"directory"``.
         second_derivatives: also store the gradients of gradients (``create_graph=True``). Each
             method with gradients then needs one more trace and more code.
@@ -146,40 +152,31 @@ def build(
     Raises:
         UnsupportedTorchError: aotpack was not tested with this torch, or torch's private names
             differ from the tested ones.
+        WrongResultsError: the check found other results than the model's. Nothing was written.
         BuildError: the model cannot be built. Nothing was written.
     """
     given = dict(locals())
-    options = Options(
-        methods=DEFAULT_METHODS if methods is None else methods,
-        partitioner=partitioner,
-        memory_budget=memory_budget,
-        front_ends=front_ends,
-        rng=rng,
-        branches=branches,
-        second_derivatives=second_derivatives,
-        optional=OPTIONAL_METHODS if methods is None else frozenset(),
-        warm_up=warm_up,
-        regional=regional,
-        autocast=autocast_states(autocast, current_autocast()),
-    )
-    check_options(args, options, layout)
-    chosen = resolve_targets(targets)
-    refuse_unused(chosen, specializations)
+    options, chosen = check_build(given)
     run = Run(observer)
     papers = _papers(given)
     fixes = _checked_torch(run, chosen, allow_untested_torch)
     if tune:
         finish.tune(run, chosen)
-    example = traced_methods.Example(model, args, dict(kwargs or {}), dynamic_shapes)
-    with _traceable(run, example, options, chosen) as example, BlobStore(out) as store:
-        in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout, papers)
-        context = traced_methods.start(run, example, options, _decompositions(chosen, options))
-        advice.before_tracing(run, context.module)
-        context = advice.with_regions(context, chosen)
-        traced = traced_methods.trace(context)
-        report = _compile_and_write(in_progress, context, traced, chosen, specializations, name=name, self_test=self_test)
+    example = Example(model, args, dict(kwargs or {}), dynamic_shapes)
+    with BlobStore(out) as store:
+        in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(cache), out, layout, papers)
+        with _traceable(run, example, options) as example:
+            traced = classes.trace(run, example, options, chosen)
+            made = _compiled(in_progress, traced, specializations, name=name, self_test=self_test)
+        checked: dict[str, tuple[schema.Program, TargetEntry]] = {}
+        for one, (program, entries) in zip(traced, made, strict=True):
+            found = checking.left_out(entries)
+            if check:
+                found = checking.check(in_progress, one.context, one.methods, program, entries)
+            checked |= {entry.target.name: (program, entry) for entry in found.mark(entries)}
+        report = finish.write(in_progress, [checked[target.name] for target in chosen])
     record_built(report.digest)
-    return _with_methods(report, traced, options)
+    return _with_methods(report, traced[0].methods, options)
 
 
 def _papers(given: Mapping[str, Any]) -> Papers:
@@ -192,13 +189,9 @@ def _papers(given: Mapping[str, Any]) -> Papers:
 
 
 @contextlib.contextmanager
-def _traceable(
-    run: Run, example: traced_methods.Example, options: Options, targets: Sequence[Target]
-) -> Iterator[traced_methods.Example]:
+def _traceable(run: Run, example: Example, options: Options) -> Iterator[Example]:
     """Yield the example, warmed up if that is asked for, in the state of torch that a build needs."""
     args, kwargs = example.args, example.kwargs
-    kernels = all(getattr(target, "has_lstm_kernel", False) for target in targets) and not options.second_derivatives
-    layers = recurrent_layers(as_scans=any(getattr(target, "keeps_loops", False) for target in targets), kernels=kernels)
     warmed = _warmed(run, example.model, args, kwargs, options)
     with (
         emptied_caches(),
@@ -210,44 +203,56 @@ def _traceable(
         recorded_guards(),
         _sizes_fixed(),
         own_gru(),
-        layers,
     ):
         yield replace(example, model=model)
 
 
-def _compile_and_write(
+def _compiled(
     in_progress: finish.BundleInProgress,
-    context: traced_methods.BuildContext,
-    traced: Sequence[traced_methods.TracedMethod],
-    targets: Sequence[Target],
+    traced: Sequence[classes.Traced],
     specializations: Sequence[Mapping[str, int]],
     *,
     name: str | None,
     self_test: bool,
-) -> BuildReport:
-    """Describe the traced methods, compile their graphs, and write the bundle."""
-    run, store = in_progress.run, in_progress.store
-    described, graphs = documents.describe(traced, context, store)
-    graphs = specialize(graphs, specializations)
-    if extra := documents.extra_operators(graphs):
-        run.note(f"the graphs call operators of {', '.join(extra)}: a process that loads the bundle must have registered them")
-    origins, stored_origins = documents.describe_origins(traced, context, store)
+) -> list[tuple[schema.Program, list[TargetEntry]]]:
+    """Describe the traced methods and compile their graphs. Return the program of each class with its targets."""
+    run, store, context = in_progress.run, in_progress.store, traced[0].context
+    described = [documents.describe(one.methods, one.context, store) for one in traced]
+    compiled = []
     with ThreadPoolExecutor(1) as beside:
         writing = beside.submit(write_weights, list(context.stored.tensors.items()), store)
-        entries = finish.compile_targets(in_progress, targets, graphs, context.state, origins)
+        for one, (_, graphs) in zip(traced, described, strict=True):
+            if extra := documents.extra_operators(graphs):
+                run.note(
+                    f"the graphs call operators of {', '.join(extra)}: a process that loads the bundle must have registered them"
+                )
+            origins, stored_origins = documents.describe_origins(one.methods, one.context, store)
+            graphs = specialize(graphs, specializations)
+            entries = finish.compile_targets(in_progress, one.targets, graphs, context.state, origins)
+            compiled.append((extra, stored_origins, entries))
         with run.stage("weights"):
             weights = writing.result()
-    tested = None
-    if self_test:
-        with run.stage("self-test"):
-            recorded = described.get("train") or next(iter(described.values()))
-            tested = record(context.module, recorded, context.args, context.kwargs, store)
-    parts = documents.ProgramParts(described, extra, weights, tested, stored_origins)
-    program = documents.assemble(name or type(context.model).__name__, in_progress.producer, context, parts)
-    return finish.write(in_progress, program, entries)
+    tested = _self_test(run, context, described[0][0], store) if self_test else None
+    name = name or type(context.model).__name__
+    return [
+        (
+            documents.assemble(
+                name, in_progress.producer, one.context, documents.ProgramParts(methods, extra, weights, tested, origins)
+            ),
+            entries,
+        )
+        for one, (methods, _), (extra, origins, entries) in zip(traced, described, compiled, strict=True)
+    ]
 
 
-def _with_methods(report: BuildReport, traced: Sequence[traced_methods.TracedMethod], options: Options) -> BuildReport:
+def _self_test(run: Run, context: BuildContext, methods: Mapping[str, schema.Method], store: BlobStore) -> schema.Descriptor:
+    """Record a step of the model in eager."""
+    with run.stage("self-test"):
+        recorded = methods.get("train") or next(iter(methods.values()))
+        return record(context.module, recorded, context.args, context.kwargs, store)
+
+
+def _with_methods(report: BuildReport, traced: Sequence[TracedMethod], options: Options) -> BuildReport:
     """Add the methods that were built, and what each saves for its backward."""
     saved = {m.plan.name: m.convention.saved_bytes for m in traced if m.convention.backward is not None}
     built = {m.plan.name for m in traced}
@@ -267,6 +272,7 @@ def _warmed(
         yield model
 
 
+@one_build()
 def compile_bundle(
     bundle: str | Path,
     targets: Sequence[str],
@@ -274,7 +280,7 @@ def compile_bundle(
     out: str | Path,
     trust: str | Collection[str] | None = None,
     self_test: bool = False,
-    cache: bool = True,
+    cache: bool | Literal["objects"] = True,
     layout: Literal["file", "directory"] = "file",
     specializations: Sequence[Mapping[str, int]] = (),
     subclasses: Collection[type] = (),
@@ -298,7 +304,8 @@ def compile_bundle(
         trust: whether the old bundle is trusted, as ``aotpack_loader.load`` takes it.
         self_test: before writing, run the bundle's recorded inputs on each new target that can run
             on this machine.
-        cache: reuse the compiled code of unchanged graphs.
+        cache: reuse the compiled code of unchanged graphs. ``"objects"`` lowers every graph again, and
+            reuses the objects of unchanged generated sources. ``False`` compiles everything.
         layout: ``"file"`` or ``"directory"``.
         specializations: the sizes that targets for fixed sizes are compiled for, as :func:`build`
             takes them.
@@ -319,16 +326,14 @@ def compile_bundle(
             computes other values than those recorded. Nothing was written.
         TrustError: ``self_test`` would run native code of a bundle that is not trusted.
     """
-    if problems := layout_problems(layout):
-        raise BuildError("The options are not valid.", problems)
-    chosen = resolve_targets(targets)
-    refuse_unused(chosen, specializations)
+    chosen = check_compile(locals())
     run = Run(observer)
     fixes = _checked_torch(run, chosen, allow_untested_torch)
     if tune:
         finish.tune(run, chosen)
     with eased(), without_gpus(), Bundle.open(bundle) as opened, free_sizes(), _sizes_fixed(), BlobStore(out) as store:
         reopen.refuse_present(opened, chosen)
+        opened = reopen.program_for(opened, chosen)
         trusted = decide_trust(opened.digest, trust, opened)
         with run.stage("restore"):
             graphs = specialize(reopen.graphs_of(opened), specializations)
@@ -341,13 +346,14 @@ def compile_bundle(
             [Material(opened.program.name, hex_part(opened.digest))],
             [TargetEntry(found.target, found.platform, found.manifest.layers) for found in opened.manifests.values()],
         )
-        in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(enabled=cache), out, layout, papers)
+        in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(cache), out, layout, papers)
         with reopen.deterministic_algorithms(reopen.uses_deterministic_algorithms(opened.program)):
             entries = finish.compile_targets(in_progress, chosen, graphs, opened.program.state, opened.origins())
         kept = reopen.keep(opened, store)
         if self_test:
             finish.self_test(in_progress, opened.program, entries, kept, subclasses, trusted=trusted.trusted)
-        report = finish.write(in_progress, opened.program, entries, kept)
+        marked = checking.left_out(entries).mark(entries)
+        report = finish.write(in_progress, [(opened.program, entry) for entry in marked], kept)
         present = tuple(opened.targets)
     if trusted.trusted:
         record_built(report.digest)
@@ -367,10 +373,10 @@ def _checked_torch(run: Run, targets: Sequence[Target], allow_untested: bool) ->
         UnsupportedTorchError: aotpack was not tested with this torch, and ``allow_untested`` is
             false.
     """
-    untested = check_torch(inductor=any(map(uses_inductor, targets)), allow_untested=allow_untested)
+    untested = check_torch(inductor=any(target.capabilities.uses_inductor for target in targets), allow_untested=allow_untested)
     if untested:
         run.warn(f"torch {torch.__version__} was not tried with aotpack {__version__}: compare the bundle with eager")
-    return lambda target: record_of_fixes(inductor=uses_inductor(target), untested=untested)
+    return lambda target: record_of_fixes(inductor=target.capabilities.uses_inductor, untested=untested)
 
 
 @contextlib.contextmanager
@@ -382,10 +388,3 @@ def _sizes_fixed() -> Iterator[None]:
 
 def _producer() -> schema.Producer:
     return schema.Producer(__version__, str(torch.__version__))
-
-
-def _decompositions(targets: Sequence[Target], options: Options) -> Decompositions:
-    """Return the first decomposition table that a target has, with the entries that every bundle needs."""
-    tables = [target.decompositions(exact_random=options.exact_random) for target in targets]
-    table = {**next((table for table in tables if table is not None), {}), **decompositions.TABLE, **fix_table("decomposition")}
-    return decomposed_in_types(decomposed_like_kernels(table))

@@ -87,13 +87,16 @@ class Run:
         self.stages.append(StageTime(f"{name} {detail}".strip(), time.perf_counter() - start))
 
     def note(self, message: str) -> None:
-        self.notes.append(message)
-        self._observer.note(message)
+        """Tell the user something. A message is shown once."""
+        if message not in self.notes:
+            self.notes.append(message)
+            self._observer.note(message)
 
     def warn(self, message: str, *, once: str = "") -> None:
-        """Warn the user. Of messages with the same ``once``, only the first is shown."""
-        if once and once in self._said:
+        """Warn the user. Of equal messages, and of those with the same ``once``, only the first is shown."""
+        key = once or message
+        if key in self._said:
             return
-        self._said.add(once)
+        self._said.add(key)
         self.warnings.append(message)
         self._observer.warn(message)

@@ -31,8 +31,8 @@ COMPILE_TYPE: Final = "https://aotpack.dev/compile/v1"
 UNNAMED_BUILDER: Final = "https://aotpack.dev/builder/unnamed"
 PREDICATE: Final = "dev.sigstore.bundle.predicateType"
 RECORDED: Final = (
-    "targets", "partitioner", "memory_budget", "methods", "front_ends", "rng", "branches", "autocast", "self_test", "name",
-    "second_derivatives", "specializations", "warm_up", "regional", "tune", "allow_untested_torch",
+    "targets", "partitioner", "memory_budget", "methods", "front_ends", "rng", "branches", "autocast", "check", "self_test",
+    "name", "second_derivatives", "specializations", "warm_up", "regional", "tune", "allow_untested_torch",
 )  # fmt: skip
 """The options of a build that its provenance states."""
 

@@ -32,6 +32,13 @@ def refuse_present(bundle: Bundle, targets: Sequence[Target]) -> None:
         )
 
 
+def program_for(bundle: Bundle, targets: Sequence[Target]) -> Bundle:
+    """Return the bundle with the program that further targets are compiled from: of a target of their kind, or the first."""
+    kinds = {target.name.partition(":")[0] for target in targets}
+    like = next((name for name in bundle.targets if name.partition(":")[0] in kinds), next(iter(bundle.targets)))
+    return bundle.for_target(like)
+
+
 def graphs_of(bundle: Bundle) -> list[GraphToCompile]:
     """Restore all graphs of a bundle, with fake tensors over the symbols of their methods.
 
@@ -58,7 +65,7 @@ def keep(bundle: Bundle, store: BlobStore) -> Existing:
     """Add all blobs of a bundle to ``store``. The bundle must stay open until they are written."""
     manifests = [found.descriptor for found in bundle.manifests.values()]
     below = [layer for found in bundle.manifests.values() for layer in found.manifest.layers]
-    blobs = [bundle.config, *manifests, *below]
+    blobs = [*(found.manifest.config for found in bundle.manifests.values()), *manifests, *below]
     for descriptor in {blob.digest: blob for blob in blobs}.values():
         store.add_blob(descriptor, bundle.map(descriptor))
     return Existing(bundle.config, manifests, {blob.digest for blob in blobs})

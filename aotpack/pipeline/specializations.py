@@ -23,7 +23,7 @@ def refuse_unused(targets: Sequence[Target], asked: Sequence[Sizes]) -> None:
     Raises:
         BuildError: names the targets.
     """
-    if asked and not any(getattr(target, "specializes", False) for target in targets):
+    if asked and not any(target.capabilities.specializes for target in targets):
         names = ", ".join(target.name for target in targets)
         raise BuildError(
             f"Specializations are for targets whose code is for fixed sizes; asked for: {names}.",

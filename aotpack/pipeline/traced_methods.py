@@ -9,7 +9,6 @@ import contextlib
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -20,26 +19,23 @@ from aotpack_loader.format import schema
 from aotpack_loader.format.labels import Labels, sources_of
 
 from .. import capture, partition, signature
-from .._torch.aot_autograd import Decompositions
+from .._torch.api.fake_tensors import relate
 from .._torch.fake_run import SetsRequiresGradError
 from ..capture import containers
 from ..capture.autocast import under_autocast
 from ..capture.container_changes import Containers
 from ..capture.dry_run.branches import Branch
-from ..capture.inputs.aliasing import has_gaps, replaced, separated, sharing
+from ..capture.inputs.aliasing import replaced, separated, sharing
 from ..capture.inputs.dynamic_shapes import DynamicShapes
-from ..capture.inputs.dynamic_shapes import resolve as resolve_shapes
-from ..capture.inputs.examples import named_leaves, refuse_devices, refuse_layouts
 from ..capture.inputs.synthetic_bases import Arrangement, Writes, arrange
 from ..guards import one, strides, zero_one
-from ..model.state import StoredTensors, describe_state, named_state
-from ..model.subclasses import check_memory_is_separate
 from ..partition.rng import drawn_anew
 from . import double_backward
-from .asked import check_dynamic, check_turned_on, labelled
-from .capture_remarks import remark_on
+from .asked import check_dynamic, check_turned_on, labelled, relations, without_one
+from .capture_remarks import remark_on, remark_on_modes
+from .context import BuildContext
 from .gradients_only import ask_without_gradients
-from .options import MethodPlan, Options, RandomMode
+from .options import MethodPlan, RandomMode
 from .progress import Run
 
 
@@ -64,86 +60,6 @@ class TracedMethod:
     flags: Mapping[str, bool] = field(default_factory=dict)
     made_to_require: frozenset[int] = frozenset()
     branches: Sequence[Branch] = ()
-
-
-@dataclass(frozen=True)
-class BuildContext:
-    """The inputs that all methods of a build are traced from.
-
-    ``model`` is the user's model, and ``module`` wraps it if it is a function. ``stored`` collects
-    the tensors that the bundle stores. ``gaps`` has the numbers of leaves that have gaps and are
-    traced as if they were dense.
-    """
-
-    run: Run
-    model: Any
-    module: torch.nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    shapes: DynamicShapes
-    gaps: frozenset[int]
-    state: Sequence[schema.StateEntry]
-    stored: StoredTensors
-    options: Options
-    decompositions: Decompositions
-
-
-@dataclass(frozen=True)
-class Example:
-    """The user's model with example arguments and dynamic shapes."""
-
-    model: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    dynamic_shapes: Any
-
-
-def start(run: Run, example: Example, options: Options, decompositions: Decompositions) -> BuildContext:
-    """Describe the model and its example inputs, and refuse inputs that cannot be traced."""
-    model, args, kwargs = example.model, example.args, example.kwargs
-    tensors = named_leaves(model, args, kwargs)
-    refuse_layouts(tensors)
-    module = model if isinstance(model, torch.nn.Module) else capture.FunctionModule(model)
-    stored = StoredTensors()
-    with_state = [*tensors, *((name, tensor) for name, _, tensor, _ in named_state(module))]
-    refuse_devices(with_state)
-    state = describe_state(module, stored)
-    check_memory_is_separate(with_state)
-    shapes = resolve_shapes(model, args, kwargs, example.dynamic_shapes)
-    gaps = _gaps(run, tensors, args, kwargs, shapes)
-    return BuildContext(
-        run=run,
-        model=model,
-        module=module,
-        args=args,
-        kwargs=kwargs,
-        shapes=shapes,
-        gaps=gaps,
-        state=state,
-        stored=stored,
-        options=options,
-        decompositions=decompositions,
-    )
-
-
-def _gaps(
-    run: Run,
-    tensors: Sequence[tuple[str, torch.Tensor]],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    shapes: DynamicShapes,
-) -> frozenset[int]:
-    """Return the numbers of leaves with dynamic sizes that are slices of larger tensors.
-
-    How the strides of a slice depend on its sizes cannot be known.
-    """
-    leaves = pytree.tree_leaves((args, kwargs))
-    found = frozenset(i for i, sizes in shapes.dims.items() if sizes and has_gaps(leaves[i]))
-    slices = {id(leaves[i]) for i in found}
-    for path, leaf in tensors:
-        if id(leaf) in slices:
-            run.warn(f"{path}: the example is a slice of a larger tensor with dynamic sizes, so each call copies such a tensor")
-    return found
 
 
 def trace(context: BuildContext) -> list[TracedMethod]:
@@ -186,7 +102,9 @@ def _with_flags(context: BuildContext, method: TracedMethod) -> TracedMethod:
         return method
     plan = method.plan
     with capture.as_traced(context.module, method.branches, training=plan.training), torch.set_grad_enabled(plan.grad):
-        return replace(method, flags=capture.flags_read(context.module, context.args, context.kwargs))
+        flags = capture.flags_read(context.module, context.args, context.kwargs)
+    remark_on_modes(context.module, plan.name, flags, context.run, training=plan.training)
+    return replace(method, flags=flags)
 
 
 def _trace_method(context: BuildContext, plan: MethodPlan) -> TracedMethod:
@@ -244,7 +162,7 @@ def _with_second(context: BuildContext, first: TracedMethod) -> list[TracedMetho
     given |= {entry.name: entry.subclass for entry in context.state}
     if held := [Problem(path, f"a {subclass.name}") for path, subclass in given.items() if subclass is not None]:
         raise UnsupportedError("Second derivatives are not supported with tensor subclasses.", held)
-    plan = replace(first.plan, name=f"{first.plan.name}.second")
+    plan = replace(first.plan, name=f"{first.plan.name}.second", role="derivative")
     gradients = double_backward.Gradients(context.module, first.convention, context.args, context.kwargs)
     tensors, varying = gradients.example(first.convention, context.shapes)
     before = context.module.training
@@ -278,7 +196,7 @@ def _containers(context: BuildContext, plan: MethodPlan) -> Iterator[Containers]
     Inside the block it is traced with these changes as results.
     """
     found = Containers()
-    if plan in context.options.plans:
+    if plan.role == "call":
         with capture.as_traced(context.module, (), training=plan.training), torch.set_grad_enabled(plan.grad):
             found = containers.find(context.module, context.args, context.kwargs, on_copies=context.options.branches == "example")
     with containers.traced(context.module, found):
@@ -294,8 +212,10 @@ def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangemen
     remark_on(captured, plan.name, context.run, asked_for_regions=bool(context.options.regional))
     with context.run.stage("partition", plan.name):
         convention = _assembled(context, arrangement, captured, used)
+        stated = {*convention.method.constraints, *relations(context.shapes, convention.method.leaves)}
+        convention = replace(convention, method=replace(convention.method, constraints=sorted(stated)))
     _warn_of_recomputation(context.run, plan, convention)
-    if plan in options.plans:
+    if plan.role == "call":
         convention = _guarded(context, plan, convention, captured.branches)
     if convention.backward is not None and not plan.grad:
         check_turned_on(convention)
@@ -335,8 +255,17 @@ def _assembled(
         memory_budget=options.memory_budget,
         exact_random=options.exact_random,
     )
+    _relate_sizes(context.shapes, captured, parts, len(arrangement.bases))
     call = signature.UserCall(context.module, context.args, context.kwargs, arrangement, captured.returned, context.stored, used)
     return signature.assemble(captured.joint, parts, call)
+
+
+def _relate_sizes(shapes: DynamicShapes, captured: capture.Captured, parts: partition.Partitioned, bases: int) -> None:
+    """Make sizes of one ``Dim`` one size, whether or not the model needs it."""
+    values = dict(signature.argument_values(captured.joint, parts, bases))
+    for items in shapes.related().values():
+        sizes = [(size, values[i] if dim is None else values[i].shape[dim]) for i, dim, size in items if i in values]
+        relate([pair for pair in sizes if not pair[0].automatic])
 
 
 def _warn_of_recomputation(run: Run, plan: MethodPlan, convention: signature.Convention) -> None:
@@ -352,10 +281,16 @@ def _with_labels(context: BuildContext, plan: MethodPlan, convention: signature.
     """Return the method with the user's names of its sizes, which must vary as the user asked."""
     shapes, method = context.shapes, convention.method
     symbols = labelled(method.symbols, shapes, method.leaves)
-    check_dynamic(shapes, method.leaves, symbols, method.constraints, second=plan not in context.options.plans)
+    check_dynamic(shapes, method.leaves, symbols, method.constraints, second=plan.role == "derivative")
     if method.constraints:
         shown = ", ".join(map(Labels(symbols, sources_of(method.leaves)).text, method.constraints))
         context.run.note(f"{plan.name!r} takes only sizes with {shown}")
+    refused = without_one(shapes, method.leaves, symbols, method.constraints)
+    if refused and plan.role == "call":
+        context.run.warn(
+            f"{plan.name!r} takes no size of 1 in {', '.join(refused)}: the model's operators differ there. "
+            "Give the Dim min=2, or call the model in eager for one row."
+        )
     return replace(convention, method=replace(method, symbols=symbols))
 
 

@@ -62,7 +62,7 @@ def _identity(method: schema.Method) -> Iterator[Effect]:
     for group in method.identical:
         yield Effect("identity", ", ".join(method.leaves[leaf].path for leaf in group), "must be one tensor at every call")
     if method.distinct:
-        yield Effect("identity", "all other arguments", "must be different tensors, because the model compares them with `is`")
+        yield Effect("identity", "all other arguments", "must be different tensors, because the model compares their identity")
 
 
 def _ties(bundle: Bundle) -> Iterator[Effect]:

@@ -25,17 +25,17 @@ def readiness(bundle: Bundle) -> dict[str, Readiness]:
     It imports torch, whose version decides. Where torch is missing, no target runs.
     """
     try:
-        from aotpack_loader.devices import select
+        from aotpack_loader.devices import backends, select
         from aotpack_loader.trust import why_untrusted
     except ImportError as error:
         return dict.fromkeys(bundle.targets, Readiness(False, f"torch cannot be imported: {error}"))
     found = {}
     for name, target in bundle.targets.items():
         try:
-            reason = select.unfit(target, bundle.program, bundle.manifests[name].platform) or bundle.absence(name)
+            reason = backends.unfit(target, bundle.program, bundle.manifests[name].platform) or bundle.absence(name)
         except (AotpackError, ImportError) as error:
             reason = str(error)
-        needs_trust = not reason and target.kind != select.PORTABLE
+        needs_trust = not reason and select.is_native(target)
         if needs_trust and (untrusted := why_untrusted(bundle.digest, None, bundle)):
             reason = f"not trusted: {untrusted}"
         found[name] = Readiness(not reason, reason or _asks(bundle))

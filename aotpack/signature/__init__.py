@@ -24,7 +24,7 @@ from ..model import pytrees
 from . import subclass_leaves
 from .backward import ReturnedValues, describe_backward, saved_bytes
 from .forward_outputs import ForwardOutputs
-from .inputs import describe_inputs
+from .inputs import argument_values, describe_inputs
 from .method_spec import Convention, MethodSpec
 from .mutations import describe_mutations, describe_touched, written_in_checkpoints
 from .partitioned import PartitionedMethod, UserCall, fold_subclasses
@@ -33,7 +33,7 @@ from .result_sources import describe_sources
 from .results import describe_results, non_differentiable
 from .sizes import DataDependentSizes
 
-__all__ = ["Convention", "MethodSpec", "UserCall", "assemble"]
+__all__ = ["Convention", "MethodSpec", "UserCall", "argument_values", "assemble"]
 
 
 def assemble(joint: aot_autograd.Joint, parts: partition.Partitioned, call: UserCall) -> Convention:

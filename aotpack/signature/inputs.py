@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..graph import tensor_value
 from ..graph.expressions import size_expression
 from ..graph.literals import NOT_A_LITERAL, literal_argument
 from ..model import pytrees, subclasses
+from ..partition import Partitioned
 from . import subclass_leaves
 from .partitioned import PartitionedMethod
 
@@ -45,17 +46,29 @@ def describe_inputs(trace: PartitionedMethod) -> Inputs:
     args_tree, args_paths = pytrees.describe_arguments(args_spec, argument_names(trace.call.model, len(trace.call.args)))
     kwargs_tree, kwargs_paths = pytrees.describe_arguments(kwargs_spec, [*trace.call.kwargs])
     paths = [*args_paths, *kwargs_paths]
-    nodes = {
-        descriptor.idx - len(trace.call.arrangement.bases): node
-        for descriptor, node in zip(trace.joint.primal_descriptors, trace.parts.primals, strict=False)
-        if isinstance(descriptor, desc.PlainAOTInput)
-    }
+    nodes = _argument_nodes(trace.joint, trace.parts, len(trace.call.arrangement.bases))
     varying = _varying_integers(trace, nodes)
     leaves = [
         schema.IntegerLeaf(path, varying[i]) if i in varying else _leaf(trace, value, path, nodes.get(i))
         for i, (value, path) in enumerate(zip(flat, paths, strict=True))
     ]
     return Inputs(schema.TupleNode([args_tree, kwargs_tree]), leaves, paths, varying)
+
+
+def argument_values(joint: aot_autograd.Joint, parts: Partitioned, bases: int) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the fake value of each tensor and integer that is an input of the graphs."""
+    for i, node in _argument_nodes(joint, parts, bases).items():
+        if "val" in node.meta:  # other constants have none
+            yield i, node.meta["val"]
+
+
+def _argument_nodes(joint: aot_autograd.Joint, parts: Partitioned, bases: int) -> dict[int, Node]:
+    """Return the graphs' inputs by leaf number. ``bases``: how many synthetic bases are before them."""
+    return {
+        descriptor.idx - bases: node
+        for descriptor, node in zip(joint.primal_descriptors, parts.primals, strict=False)
+        if isinstance(descriptor, desc.PlainAOTInput)
+    }
 
 
 def _varying_integers(trace: PartitionedMethod, nodes: Mapping[int, Node]) -> dict[int, str]:

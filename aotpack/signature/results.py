@@ -63,12 +63,14 @@ def non_differentiable(mutations: Sequence[schema.Mutation], results: Sequence[s
 class _Rebuilt(NamedTuple):
     """A view, as steps from ``origin``.
 
-    That is result ``base``, or no result if ``base`` is None.
+    That is result ``base``, or no result if ``base`` is None. ``requires_grad``: it inherits that from its
+    origin, and has no history.
     """
 
     origin: Node
     base: int | None
     steps: list[schema.ViewStep]
+    requires_grad: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ class _Results:
     def _views_without_gradient(self, nodes: Sequence[Any]) -> dict[int, _Rebuilt]:
         """Return the results without gradient that are views of another result, or of one value together with others.
 
-        AOTAutograd treats them as new tensors, because it makes no difference to autograd.
+        AOTAutograd treats them as new tensors, because it makes no difference to autograd. It treats the
+        only view of a value so, too, which would give one that is made under ``no_grad`` a history.
         """
         found: dict[int, _Rebuilt] = {}
         returned, output_info = self.trace.call.returned, self.trace.metadata.output_info
@@ -125,6 +128,13 @@ class _Results:
                 steps = self._steps_from_later(origin, nodes[i]) if steps is None else steps
                 if steps is not None and all(map(self.sizes.is_known, views.sizes_in(steps))):
                     found[i] = _Rebuilt(origin, base, steps)
+        for i, (info, node) in enumerate(zip(output_info, nodes, strict=True)):
+            if not self._is_computed(i, node) or _has_history(info):
+                continue
+            origin = views.root(node)
+            steps = views.steps_between(origin, node, self.trace.shape_env)
+            if steps and origin.op == "call_function" and all(map(self.sizes.is_known, views.sizes_in(steps))):
+                found[i] = _Rebuilt(origin, None, steps, requires_grad=True)
         return found
 
     def _rebuilt_result(self, view: _Rebuilt, origins: dict[Node, int]) -> schema.AliasResult:
@@ -135,7 +145,7 @@ class _Results:
             return schema.AliasResult(view.steps, primal=self.primals.nodes.index(view.origin), history=False)
         if view.origin not in origins:
             origins[view.origin] = self.outputs.add(view.origin)
-        return schema.AliasResult(view.steps, output=origins[view.origin], history=False)
+        return schema.AliasResult(view.steps, output=origins[view.origin], requires_grad=view.requires_grad, history=False)
 
     def _steps_from_later(self, origin: Node, view: Node) -> list[schema.ViewStep] | None:
         """Return the steps of a view that was created before its base changed sizes in place, for example by ``t_()``."""

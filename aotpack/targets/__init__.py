@@ -6,46 +6,34 @@ add targets. Text after a colon (``cpu:x86-64-v3``) names a variant of the targe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.metadata import entry_points
 
 from aotpack_loader.errors import BuildError
 
-from .base import GraphToCompile, Target, compile_group, graphs_to_compile, in_groups
+from .base import GraphToCompile, Target, by_graphs, by_kind, graphs_to_compile
 
 __all__ = [
     "GraphToCompile",
     "Target",
-    "compile_group",
+    "by_graphs",
+    "by_kind",
+    "find_target",
     "graphs_to_compile",
-    "in_groups",
-    "resolve_targets",
-    "uses_inductor",
 ]
 
 GROUP = "aotpack.targets"
 
 
-def resolve_targets(names: Sequence[str]) -> list[Target]:
-    """Create the targets called ``names``, each once, in order.
+def find_target(name: str) -> Target:
+    """Create the target called ``name``.
 
     Raises:
-        BuildError: a target or its variant does not exist.
+        BuildError: it or its variant does not exist.
     """
-    found: dict[str, Target] = {}
-    for name in names:
-        kind, _, variant = name.partition(":")
-        points = list(entry_points(group=GROUP, name=kind))
-        if not points:
-            known = ", ".join(sorted({point.name for point in entry_points(group=GROUP)}))
-            raise BuildError(f"There is no target {name!r}.", hint=f"Known targets: {known}.")
-        target: Target = points[0].load()(variant)
-        found.setdefault(target.name, target)
-    if not found:
-        raise BuildError("No target was asked for.", hint="Give at least one, for example 'cpu' or 'portable'.")
-    return list(found.values())
-
-
-def uses_inductor(target: Target) -> bool:
-    """Whether a target compiles with Inductor."""
-    return bool(getattr(target, "uses_inductor", False))
+    kind, _, variant = name.partition(":")
+    points = list(entry_points(group=GROUP, name=kind))
+    if not points:
+        known = ", ".join(sorted({point.name for point in entry_points(group=GROUP)}))
+        raise BuildError(f"There is no target {name!r}.", hint=f"Known targets: {known}.")
+    target: Target = points[0].load()(variant)
+    return target

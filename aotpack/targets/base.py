@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, ClassVar
 
+import msgspec
 import torch
 
+from aotpack_loader.errors import AotpackError
 from aotpack_loader.format import schema
 
 from .._torch.aot_autograd import Decompositions
@@ -26,7 +29,8 @@ class GraphToCompile:
     inputs of a backward graph to outputs of its forward. ``method`` is the method it belongs to,
     null for a part of a graph. ``specializations`` are the size combinations that fixed-size
     targets compile it for; each maps every symbol of the method to a value. ``runs``: how often a
-    step runs it, which is several times for a repeated layer.
+    step runs it, which is several times for a repeated layer. ``sizes`` is what code may assume of
+    the sizes: the symbols of the method with their ranges, and its constraints, as JSON.
     """
 
     key: str
@@ -39,6 +43,7 @@ class GraphToCompile:
     method: schema.Method | None = None
     specializations: Sequence[Mapping[str, int]] = ()
     runs: int = 1
+    sizes: str = ""
 
 
 def graphs_to_compile(
@@ -59,7 +64,8 @@ def graphs_to_compile(
         outputs = {i: item.output for i, item in enumerate(saved) if isinstance(item, schema.SavedOutput)}
         seen = {item.output for item in (*method.mutations, *method.results) if hasattr(item, "output")}
         private = frozenset(outputs.values()) - seen
-        made = partial(GraphToCompile, training=backward is not None, method=method)
+        sizes = msgspec.json.encode([method.symbols, method.constraints]).decode()
+        made = partial(GraphToCompile, training=backward is not None, method=method, sizes=sizes)
         forward = graphs[f"{name}.forward"]
         found.append(made(f"{name}.forward", forward[0], method.forward, forward[1], private=private))
         if backward is not None:
@@ -68,31 +74,51 @@ def graphs_to_compile(
     return found
 
 
-class Target(Protocol):
-    """Compiles the graphs of a program for one kind of machine.
+@dataclass(frozen=True)
+class Capabilities:
+    """What the compiler of a target can do, and what it needs of a build.
 
-    ``specializes = True``: the code is for fixed sizes, and each graph is compiled for its
-    ``specializations``. ``keeps_loops = True``: the compiler keeps loops, so recurrent layers are
-    traced as scans, not step by step. ``uses_inductor = True``: Inductor compiles, so the fixes of
-    Inductor must fit the installed torch. ``has_lstm_kernel = True``: graphs may call oneDNN's kernel
-    for a layer of an LSTM and its gradient; they do if all targets of a build have it.
-    ``tune()``: measures alternatives on this machine, for the code that :meth:`compile` makes, and
-    returns what it chose.
-    ``compile_together(targets, …)``: compiles several variants of this target at once, with the
-    arguments of :meth:`compile` after them.
+    ``specializes``: the code is for fixed sizes, and each graph is compiled for its ``specializations``.
+    ``keeps_loops``: the compiler keeps loops, so recurrent layers are traced as scans, not step by step.
+    ``uses_inductor``: Inductor compiles, so the fixes of Inductor must fit the installed torch.
+    ``has_lstm_kernel``: graphs may call oneDNN's kernel for a layer of an LSTM and its gradient.
+    ``tunes``: :meth:`Target.tune` measures alternatives.
     """
 
+    specializes: bool = False
+    keeps_loops: bool = False
+    uses_inductor: bool = False
+    has_lstm_kernel: bool = False
+    tunes: bool = False
+
+
+class Target(ABC):
+    """Compiles the graphs of a program for one kind of machine."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
     @property
+    @abstractmethod
     def name(self) -> str:
         """Name in the bundle, variant included: ``cpu:x86-64-v3``."""
 
     def decompositions(self, *, exact_random: bool) -> Decompositions | None:
         """Decompositions to trace with, so that the partitioner saves what this target's compiler
-        would.
+        would. Null: eager's own operators.
 
         ``exact_random``: leave out decompositions that draw other random numbers than eager.
         """
+        return None
 
+    def lacks(self) -> list[AotpackError]:
+        """Errors for what the target lacks on this machine, before a build begins."""
+        return []
+
+    def tune(self) -> str:
+        """Measure alternatives on this machine for the code that is compiled next. Return what was chosen."""
+        raise NotImplementedError
+
+    @abstractmethod
     def compile(
         self, graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry], store: BlobStore, cache: CompileCache
     ) -> TargetEntry:
@@ -104,25 +130,33 @@ class Target(Protocol):
                 hold the state.
         """
 
+    @staticmethod
+    def compile_variants(
+        targets: Sequence[Any],
+        graphs: Sequence[GraphToCompile],
+        state: Sequence[schema.StateEntry],
+        store: BlobStore,
+        cache: CompileCache,
+    ) -> list[TargetEntry]:
+        """Compile for several variants of this target, with the arguments of :meth:`compile`."""
+        return [target.compile(graphs, state, store, cache) for target in targets]
 
-def in_groups(targets: Sequence[Target]) -> list[list[Target]]:
-    """The targets, with the variants that compile together in one group."""
+
+def by_graphs(targets: Sequence[Target]) -> list[list[Target]]:
+    """The targets, with those that are compiled from the same graphs in one list.
+
+    Graphs are traced for each kind of target that has decompositions. All others take eager's operators.
+    """
+    return _grouped(targets, lambda target: type(target).decompositions)
+
+
+def by_kind(targets: Sequence[Target]) -> list[list[Target]]:
+    """The targets, with the variants of one kind in one list."""
+    return _grouped(targets, type)
+
+
+def _grouped(targets: Sequence[Target], key: Callable[[Target], object]) -> list[list[Target]]:
     groups: dict[object, list[Target]] = {}
     for target in targets:
-        groups.setdefault(type(target) if hasattr(target, "compile_together") else target.name, []).append(target)
+        groups.setdefault(key(target), []).append(target)
     return list(groups.values())
-
-
-def compile_group(
-    group: Sequence[Target],
-    graphs: Sequence[GraphToCompile],
-    state: Sequence[schema.StateEntry],
-    store: BlobStore,
-    cache: CompileCache,
-) -> list[TargetEntry]:
-    """Compile the graphs for every target of a group."""
-    together = getattr(group[0], "compile_together", None)
-    if together is None:
-        return [target.compile(graphs, state, store, cache) for target in group]
-    found: list[TargetEntry] = together(group, graphs, state, store, cache)
-    return found

@@ -13,10 +13,10 @@ from aotpack_loader.format import schema, subgraphs
 from ..graph import source_line
 from ..writer.bundle import BlobStore, TargetEntry
 from ..writer.cache import CompileCache
-from .base import GraphToCompile
+from .base import GraphToCompile, Target
 
 
-class PortableTarget:
+class PortableTarget(Target):
     """Runs wherever torch runs, without native code."""
 
     def __init__(self, variant: str = "") -> None:
@@ -26,14 +26,6 @@ class PortableTarget:
     @property
     def name(self) -> str:
         return "portable"
-
-    def decompositions(self, *, exact_random: bool) -> None:
-        """None: eager's own operators are the fastest to interpret, and draw eager's random
-        numbers.
-
-        If another target of the build decomposes, its graphs are shared, and so are its random
-        numbers.
-        """
 
     def compile(
         self, graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry], store: BlobStore, cache: CompileCache

@@ -38,15 +38,16 @@ MARKER = b'{"imageLayoutVersion":"1.0.0"}'
 
 
 class TargetEntry(NamedTuple):
-    """One target to write: its document, the platform it is for (None: any), and the blobs it needs."""
+    """One target to write: its document, its platform (None: any), the blobs it needs, its program (None: the bundle's)."""
 
     target: Target
     platform: Platform | None
     layers: Sequence[Descriptor]
+    config: Descriptor | None = None
 
 
 class Existing(NamedTuple):
-    """The contents of a bundle that gets more targets: its program's blob, its targets' manifests, and all blobs' digests.
+    """The contents of a bundle that gets more targets: their program, its targets' manifests, and all blobs' digests.
 
     All of these blobs are in the store, unchanged byte for byte.
     """
@@ -174,16 +175,23 @@ class BlobStore:
                 raise BuildError(f"The file {blob} changed while the bundle was written.")
             raise BuildError(f"The blob {digest} of the bundle to compile is damaged.", hint="Fetch that bundle again.")
 
+    def place(self, digest: str, path: Path) -> None:
+        """Make the file ``path`` of a blob, as a second name of the same file where that is possible."""
+        blob = self._blobs[digest]
+        if isinstance(blob, Path):
+            with contextlib.suppress(OSError):
+                os.link(blob, path)
+                return
+        with open(path, "xb") as file:
+            self.copy(digest, file)
+
     def _add(self, digest: str, blob: bytes | memoryview | Path, size: int) -> None:
         self._blobs.setdefault(digest, blob)
         self._sizes.setdefault(digest, size)
 
     def _new_path(self) -> Path:
         if self._staging is None:
-            try:
-                self._staging = self._temporaries.enter_context(temporary_directory(self._parent))
-            except OSError as error:
-                raise BuildError(f"Nothing can be written to {self._parent}: {error.strerror}.") from error
+            self._staging = self._temporaries.enter_context(_new_directory(self._parent))
         return self._staging / secrets.token_hex(8)
 
 
@@ -197,10 +205,7 @@ def _chunks(blob: memoryview | Path) -> Iterator[Buffer]:
 
 
 class BlobWriter:
-    """A blob that is being streamed and hashed.
-
-    ``descriptor`` is None until the blob is complete.
-    """
+    """A blob that is being streamed and hashed. ``descriptor`` is None until it is complete."""
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
@@ -246,9 +251,7 @@ def write_bundle(
     Raises:
         BuildError: a layer is not in ``store``, ``out`` is not a bundle, or it cannot be written.
     """
-    path = Path(os.path.abspath(out))
-    as_directory = layout == "directory" or os.fspath(out).endswith("/")
-    _check_destination(path, as_directory)
+    path, as_directory = check_destination(out, layout)
     index, digests = _documents(store, program, targets, existing)
     added = list(beside(index)) if beside is not None else []
     for blob in (blob for each in added for blob in each.blobs.values()):
@@ -260,6 +263,17 @@ def write_bundle(
     except OSError as error:
         raise BuildError(f"The bundle {path} cannot be written: {error.strerror or error}.") from error
     return index.digest
+
+
+def write_candidate(folder: Path, store: BlobStore, program: Program, targets: Sequence[TargetEntry]) -> None:
+    """Write a bundle into ``folder`` to be read by this process alone, without copying its large blobs."""
+    index, digests = _documents(store, program, targets, None)
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    for digest in sorted(digests | {index.digest}):
+        store.place(digest, blobs / hex_part(digest))
+    (folder / "index.json").write_bytes(top_index(index, []))
+    (folder / "oci-layout").write_bytes(MARKER)
 
 
 def top_index(bundle: Descriptor, beside: Sequence[Descriptor]) -> bytes:
@@ -281,7 +295,7 @@ def _documents(
     if not targets:
         raise BuildError("A bundle needs at least one target.")
     config = existing.config if existing else store.add_document(program, media_types.PROGRAM)
-    digests = {config.digest, *(existing.digests if existing else ())}
+    digests = {*existing.digests} if existing else set()
     manifests = [*existing.manifests] if existing else []
     for entry in targets:
         target = store.add_document(entry.target, media_types.TARGET)
@@ -290,10 +304,10 @@ def _documents(
             if layer.digest not in store:
                 raise BuildError(f"Target {entry.target.name!r} lists a blob that was never added: {layer.digest}.")
         annotations = {media_types.ANNOTATION_TARGET: entry.target.name}
-        manifest = store.add_document(
-            Manifest(2, media_types.OCI_MANIFEST, media_types.BUNDLE, config, layers, annotations), media_types.OCI_MANIFEST
-        )
-        digests.update((manifest.digest, *(layer.digest for layer in layers)))
+        own = entry.config or config
+        document = Manifest(2, media_types.OCI_MANIFEST, media_types.BUNDLE, own, layers, annotations)
+        manifest = store.add_document(document, media_types.OCI_MANIFEST)
+        digests.update((manifest.digest, own.digest, *(layer.digest for layer in layers)))
         # No artifactType here: copying tools (skopeo) drop it from these descriptors, which changes the bundle's digest.
         manifests.append(Descriptor(manifest.media_type, manifest.digest, manifest.size, annotations, entry.platform))
     title = {media_types.ANNOTATION_TITLE: program.name} if program.name else {}
@@ -338,23 +352,45 @@ def _check_tar_limits(store: BlobStore, digests: Sequence[str]) -> None:
             )
 
 
-def _check_destination(path: Path, as_directory: bool) -> None:
-    """Refuse to replace a directory by a file, a file by a directory, or a non-empty directory that is not a bundle."""
-    _parent(path)
+def check_destination(out: str | os.PathLike[str], layout: str) -> tuple[Path, bool]:
+    """Return the path of a bundle to write, and whether it is a directory.
+
+    Raises:
+        BuildError: nothing can be written there. A file does not replace a directory, nor a
+            directory a file, nor a bundle a directory of other files.
+    """
+    path = Path(os.path.abspath(out))
+    as_directory = layout == "directory" or os.fspath(out).endswith("/")
+    with _new_directory(_parent(path)):
+        pass
     if not as_directory:
         if path.is_dir():
             raise BuildError(f"{path} is a directory.", hint="End the path in '/' to write an unpacked bundle there.")
-        return
+        return path, as_directory
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise BuildError(f"{path} is not a directory.")
     if path.is_dir() and any(path.iterdir()) and not _is_unpacked_bundle(path):
         raise BuildError(f"The directory {path} is not empty and holds no bundle.", hint="Choose another directory.")
+    return path, as_directory
 
 
 def _parent(path: Path) -> Path:
     if not path.parent.is_dir():
         raise BuildError(f"There is no directory {path.parent} to write the bundle to.")
     return path.parent
+
+
+@contextlib.contextmanager
+def _new_directory(parent: Path) -> Iterator[Path]:
+    """Make a temporary directory in that of a bundle."""
+    with contextlib.ExitStack() as stack:
+        try:
+            made = stack.enter_context(temporary_directory(parent))
+        except OSError as error:
+            raise BuildError(
+                f"Nothing can be written to {parent}: {error.strerror}.", hint="Choose a directory that you may write to."
+            ) from error
+        yield made
 
 
 def _is_unpacked_bundle(path: Path) -> bool:

@@ -21,17 +21,19 @@ if TYPE_CHECKING:
     from .errors import AotpackError as AotpackError
     from .loading import BackendWarning as BackendWarning
     from .loading import load as load
+    from .module.adapters import save_adapter as save_adapter
     from .module.program import LoadedProgram as LoadedProgram
     from .runtime.inputs import LayoutWarning as LayoutWarning
 
 __version__ = "0.1.0"
-__all__ = ["AotpackError", "BackendWarning", "LayoutWarning", "LoadedProgram", "load"]
+__all__ = ["AotpackError", "BackendWarning", "LayoutWarning", "LoadedProgram", "load", "save_adapter"]
 
 _HOME = {
     "load": "loading",
     "BackendWarning": "loading",
     "LayoutWarning": "runtime.inputs",
     "LoadedProgram": "module.program",
+    "save_adapter": "module.adapters",
     "AotpackError": "errors",
 }
 

@@ -77,6 +77,11 @@ def graph_break(reason: str) -> NoReturn:
     raise AssertionError("only a trace comes here")
 
 
+def break_while_faking(reason: str) -> NoReturn:
+    """End the caller's graph from within an operator's fake kernel, as :func:`graph_break` does."""
+    raise torch._dynamo.exc.Unsupported(reason)  # noqa: TID251 - Dynamo is what calls this
+
+
 def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
     """Register an operator that compilers neither look into, nor run twice, nor leave out."""
     return torch.library.custom_op(name, mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
@@ -194,6 +199,22 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
+def have_one_version(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether a write to one counts as a write to the other: one is a view of the other, or detached from it.
+
+    Tensors of ``set_`` and ``data`` share memory, but count their own writes.
+    """
+    if first is second:
+        return True
+    if first.is_inference() or second.is_inference():
+        return False
+    before, version = second._version, first._version
+    torch.autograd.graph.increment_version(first)
+    is_one = second._version != before
+    set_version(first, version)
+    return is_one
+
+
 def is_plain_tensor(value: Any) -> bool:
     """Whether ``value`` is a plain tensor or parameter, not a subclass that intercepts operations."""
     kind = type(value)
@@ -230,10 +251,12 @@ def with_memory(value: Any) -> Any:
 def sparse_tensor(indices: torch.Tensor, values: torch.Tensor, sizes: tuple[int, ...], *, checked: bool) -> torch.Tensor:
     """An uncoalesced sparse tensor; ``checked``: raise if an index is outside of ``sizes``.
 
+    Checked indices are copied first: they may be memory that the next call of the bundle writes to.
     In torch 2.11 the public constructor warns that nobody chose whether to check, also where the
     caller did.
     """
     if checked:
+        indices = indices.clone()
         torch._validate_sparse_coo_tensor_args(indices, values, sizes)
     return torch.ops.aten._sparse_coo_tensor_unsafe(indices, values, sizes, is_coalesced=False)  # type: ignore[no-any-return]
 

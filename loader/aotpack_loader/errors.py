@@ -190,5 +190,9 @@ class UnsupportedError(BuildError):
     """The model uses something that a bundle cannot reproduce correctly."""
 
 
+class WrongResultsError(BuildError):
+    """The check of a build found that a method computes other results than the model in eager."""
+
+
 class UnsupportedTorchError(BuildError):
     """The compiler was not tried on this release of torch. ``problems`` lists the fixes of torch that do not fit it."""

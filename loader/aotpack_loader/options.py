@@ -21,8 +21,8 @@ _DIGEST = "sha256:[0-9a-f]{64}"  # compiled only for a load that names one
 class LoadOptions(Struct, frozen=True):
     """The options of one load.
 
-    ``source`` is the name of the bundle that policies match. ``vouched`` says why a policy permits
-    its native code; empty: none does.
+    ``source`` is the name of the bundle that policies match; empty: the path of what is opened.
+    ``vouched`` says why a policy permits its native code; empty: none does.
 
     Raises:
         AotpackError: an option has an invalid value.

@@ -172,14 +172,17 @@ def judge(bundle: Bundle, rules: Sequence[BoundRule], trust: str | Collection[st
 def apply_policies(bundle: Bundle, options: LoadOptions, *, warn: bool = True) -> LoadOptions:
     """Return the options of a load that the policies permit, with the reason why native code may run.
 
+    A bundle without a name in ``options.source`` is known by the path of the file that is open.
+
     Raises:
         PolicyError: a rule whose mode is ``enforce`` is broken, or no rule matches.
     """
-    found = judge(bundle, rules_for(options.source, options.policy), options.trust)
+    source = options.source or bundle.real_path()
+    found = judge(bundle, rules_for(source, options.policy), options.trust)
     broken = [each for each in found if each.problems and each.rule.rule.mode == "enforce"]
     if broken:
         raise PolicyError(
-            f"A policy does not allow the bundle {options.source}.",
+            f"A policy does not allow the bundle {source}.",
             [problem for each in broken for problem in _labelled(each)],
             hint="Sign it with an accepted key (`aotpack sign`), or have the policy changed: a rule before this one, whose "
             "`match` names this bundle alone, or its digest in `digests`.",
@@ -189,7 +192,7 @@ def apply_policies(bundle: Bundle, options: LoadOptions, *, warn: bool = True) -
             from .text import visible_lines  # only for warnings
 
             lines = "".join(f"\n  {problem}" for problem in _labelled(each))
-            warnings.warn(visible_lines(f"The bundle {options.source} breaks a policy:{lines}"), PolicyWarning, stacklevel=4)
+            warnings.warn(visible_lines(f"The bundle {source} breaks a policy:{lines}"), PolicyWarning, stacklevel=4)
     return replace(options, vouched=next((each.accepted for each in found if each.accepted), ""))
 
 
@@ -238,12 +241,12 @@ def _accepted(bundle: Bundle, bound: BoundRule) -> tuple[str, list[Problem]]:
 
 
 def _beyond_limits(bundle: Bundle, rule: Rule) -> list[Problem]:
-    needs = bundle.program.requirements
+    needs = [found.program.requirements for found in bundle.manifests.values()]
     reason = "an untrusted bundle may not require"
     found = []
     for field, allowed, required in (
-        ("operators", rule.operators, needs.operators),
-        ("subclasses", rule.subclasses, needs.subclasses),
+        ("operators", rule.operators, [name for one in needs for name in one.operators]),
+        ("subclasses", rule.subclasses, needs[0].subclasses),
     ):
         if allowed is not None:
             found += [Problem(field, f"{reason} {name}") for name in sorted(set(required) - set(allowed))]

@@ -110,7 +110,13 @@ def _with_rounding_tolerances(
 
 def _with_rounding_tolerance(row: _Row, found: torch.Tensor, moved: torch.Tensor | None) -> _Row:
     name, error, limit, ok = row
-    if ok or moved is None or moved.shape != found.shape or not (found.dtype.is_floating_point or found.dtype.is_complex):
+    if (
+        ok
+        or moved is None
+        or moved.shape != found.shape
+        or not found.numel()
+        or not (found.dtype.is_floating_point or found.dtype.is_complex)
+    ):
         return row
     limit = max(limit, _ROOM * float((moved - found).abs().nan_to_num(0.0).max()))
     return name, error, limit, error <= limit

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 
+from .errors import BundleError
+from .module.program import LoadedProgram
 from .opening.documents import load_with
 from .options import LoadOptions
 from .replay import SelfTestReport, observe, random_inputs, recorded_inputs, replay, stored_as
@@ -19,17 +21,26 @@ def run_self_test(
     *,
     policy: str | os.PathLike[str] | None = None,
     source: str = "",
+    digest: str = "",
 ) -> SelfTestReport:
     """Load the bundle, run one step with its recorded inputs and compare. Arguments are those of :func:`load`.
 
-    ``source`` is the name that policies match; empty: the path.
+    ``source`` is the name that policies match; empty: the path. ``digest`` is what the bundle must still have, if it is given.
 
     Raises:
+        BundleError: the bundle has another digest by now.
         TargetError, TrustError: ``backend`` cannot run here.
         SubclassError: it holds tensors of a class that is not among ``subclasses``.
     """
     options = LoadOptions(None, backend, trust=trust, operators=operators, subclasses=subclasses, policy=policy, source=source)
-    return replay(path, lambda: load_with(path, options)[0], subclasses)
+
+    def load() -> LoadedProgram:
+        module = load_with(path, options)[0]
+        if digest and module.aotpack.digest != digest:
+            raise BundleError(f"The bundle {os.fspath(path)!r} was replaced while it was checked.", hint="Check it again.")
+        return module
+
+    return replay(path, load, subclasses)
 
 
 __all__ = ["SelfTestReport", "observe", "random_inputs", "recorded_inputs", "run_self_test", "stored_as"]

@@ -18,6 +18,15 @@ def visible(text: str, *, keep: str = "") -> str:
     return "".join(_escape(c) if category(c) in _HIDDEN and c not in keep else c for c in text)
 
 
+def shown(value: object) -> str:
+    """Return the ``repr`` of a value, cut to 60 characters. Python refuses to spell integers of very many digits."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "of too many digits"
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
 def visible_lines(text: str) -> str:
     """Return ``text`` as :func:`visible` does, but with its line breaks: for a message of several lines."""
     return visible(text, keep="\n")

@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import stat
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .archive import digest as digests
-from .archive.private import private_directory, user_directory
+from .archive.private import private_directory, require_writable, user_directory
 from .errors import AotpackError, DirectoryError, Problem, TrustError
 from .value import Value
 
@@ -148,11 +149,21 @@ def record_built(bundle_digest: str) -> None:
     path = _record(bundle_digest, make=True)
     try:
         # Written in place, because a reader treats an incomplete record as none.
+        path.unlink(missing_ok=True)  # it may be another user's
         path.write_text(_identity(), encoding="ascii")
     except OSError as error:
         raise AotpackError(
             f"The record {path} cannot be written: {error.strerror}.", hint=f"Set {_VARIABLE} to another directory."
         ) from error
+
+
+def check_records() -> None:
+    """Check that builds can be recorded, before one begins.
+
+    Raises:
+        DirectoryError: the directory of records cannot be made or written to.
+    """
+    require_writable(_records(make=True), _VARIABLE)
 
 
 def check_argument(trust: object) -> frozenset[str] | None:
@@ -183,19 +194,28 @@ def _refused(value: object) -> TrustArgumentError:
 
 
 def _was_built_here(bundle_digest: str) -> bool:
+    path = _record(bundle_digest, make=False)
     try:
-        return _record(bundle_digest, make=False).read_bytes() == _identity().encode()
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            return False
+        return path.read_bytes() == _identity().encode()
     except OSError:
         return False
 
 
 def _record(bundle_digest: str, *, make: bool) -> Path:
-    """Return the path of the record. Checks its directory if it exists, and creates it if ``make``."""
+    """Return the path of a bundle's record."""
+    return _records(make=make) / digests.hex_part(bundle_digest)
+
+
+def _records(*, make: bool) -> Path:
+    """Return the directory of records. Checks it if it exists, and creates it if ``make``."""
     folder = user_directory(_VARIABLE, "XDG_STATE_HOME", ".local/state")
     for path in (folder, folder / "built"):
         if make or path.exists():
             private_directory(path, _VARIABLE)
-    return folder / "built" / digests.hex_part(bundle_digest)
+    return folder / "built"
 
 
 def _identity() -> str:

@@ -7,7 +7,7 @@ caller can see are compared.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,11 +16,12 @@ import torch
 
 import aotpack
 from aotpack.capture import FRONT_ENDS
+from aotpack.checking import calling
+from aotpack.checking.calling import state_of
+from aotpack.checking.observation import Observation, Tensors, copied, differences, tensors_in, with_parts
 from aotpack_loader.errors import CheckError
 from aotpack_loader.module.program import LoadedProgram
 from devtools.native_calls import has_library, load_native
-
-from .observation import Observation, Tensors, copied, differences, tensors_in, with_parts
 
 Model = torch.nn.Module | Callable[..., Any]
 Inputs = tuple[tuple[Any, ...], dict[str, Any]] | tuple[tuple[Any, ...], dict[str, Any], Tensors]
@@ -101,8 +102,11 @@ class Case:
     works: bool = False
 
 
-def build(case: Case, out: Path) -> None:
-    """Build the case's bundle at ``out`` from its example inputs."""
+def build(case: Case, out: Path, *, check: bool = False) -> None:
+    """Build the case's bundle at ``out`` from its example inputs.
+
+    Without ``check``: a caller compares more calls by the same functions (:mod:`aotpack.checking`).
+    """
     model, make_inputs = seeded(case.make)
     args, kwargs = make_inputs(EXAMPLE_SEED)[:2]
     aotpack.build(
@@ -117,7 +121,8 @@ def build(case: Case, out: Path) -> None:
         front_ends=case.front_ends,
         second_derivatives=case.second_derivatives,
         regional=case.regional,
-        cache=False,
+        cache="objects",
+        check=check,
     )
 
 
@@ -199,7 +204,7 @@ def _check_errors(case: Case, loaded: torch.nn.Module, make_inputs: MakeInputs) 
 
 
 def _refusal(case: Case, call: Call, loaded: torch.nn.Module, make: MakeInputs) -> list[str]:
-    state = {name: copied(value) for name, value in with_parts(_state(loaded)).items()}
+    state = {name: copied(value) for name, value in with_parts(state_of(loaded)).items()}
     bundle = observe(case, call, loaded, make)
     if bundle.error is None:
         return ["should have been refused, works"]
@@ -207,82 +212,22 @@ def _refusal(case: Case, call: Call, loaded: torch.nn.Module, make: MakeInputs) 
         return [f"refused with {type(bundle.error).__name__}, which is none of ours: {bundle.error}"]
     if not re.search(call.refused, str(bundle.error)):
         return [f"refused with other words: {bundle.error}"]
-    now = {name: copied(value) for name, value in with_parts(_state(loaded)).items()}
+    now = {name: copied(value) for name, value in with_parts(state_of(loaded)).items()}
     changed = [name for name, value in now.items() if not torch.equal(value, state[name])]
     return [f"refused, but {', '.join(changed)} changed"] if changed else []
 
 
 def observe(case: Case, call: Call, model: Any, make_inputs: MakeInputs) -> Observation:
     """Call ``model`` and record what a caller sees, before and after the backward."""
-    seen = Observation()
     if isinstance(model, torch.nn.Module):
         model.train(call.training)
     if call.prepare is not None:
         call.prepare(model)
     args, kwargs, *more = make_inputs(call.seed)
-    watched: Tensors = more[0] if more else {}
-    given = tensors_in(args, "args") | tensors_in(kwargs, "kwargs")
-    state = _state(model)
-    versions = {path: tensor._version for path, tensor in (given | state).items()}
-    torch.manual_seed(100 + call.seed)
-    result = None
-    try:
-        with torch.set_grad_enabled(call.grad):
-            result = call.act(model, args, kwargs) if call.act else model(*args, **kwargs)
-        if case.rng == "eager":
-            seen.generator.append(torch.get_rng_state())
-        outputs = tensors_in(result, "out")
-        before, state = state, _state(model)  # the model may have replaced a buffer by another tensor
-        replaced = {path for path, tensor in state.items() if tensor is not before[path]}
-        seen.see_result(result)
-        seen.see_tensors(outputs | given | state, given)
-        seen.written = replaced | {path for path, x in (given | state).items() if x._version != versions[path]}
-        if call.grad and not call.act:
-            seen.phase = "backward"
-            _backward(outputs, given, seen.written, case.grad_outputs)
-    except Exception as error:
-        seen.error = error
-    leaves = {**given, **state, **watched}
-    if case.rng == "eager":
-        seen.generator.append(torch.get_rng_state())
-    gradients = {f"{path}.grad": tensor.grad for path, tensor in leaves.items() if tensor.is_leaf}
-    seen.after = {path: None for path, gradient in gradients.items() if gradient is None}
-    known = with_parts({path: gradient for path, gradient in gradients.items() if gradient is not None})
-    known |= {f"{path} afterwards": tensor for path, tensor in with_parts({**given, **state}).items()}
-    seen.after |= {path: copied(tensor) for path, tensor in known.items()}
-    return seen
-
-
-def _backward(outputs: Tensors, given: Tensors, written: set[str], chosen: Sequence[str] | None) -> None:
-    """Send a gradient through the chosen results, and through inputs that now have a history.
-
-    The call gives an input a history by writing to it.
-    """
-    generator = torch.Generator().manual_seed(7)
-    roots = {path: tensor for path, tensor in outputs.items() if chosen is None or path in chosen}
-    roots |= {path: tensor for path, tensor in given.items() if path in written and (chosen is None or path in chosen)}
-    distinct = {id(tensor): tensor for tensor in roots.values() if tensor.requires_grad and tensor.grad_fn is not None}
-    gradients = [_random_like(tensor, generator) for tensor in distinct.values()]
-    if distinct:
-        torch.autograd.backward(list(distinct.values()), gradients)
-
-
-def _random_like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """A tensor of random numbers with the same size and type. A subclass gets random parts."""
-    if not hasattr(tensor, "__tensor_flatten__"):
-        return torch.randn(tensor.shape, generator=generator, device="cpu").to(tensor)
-    names, metadata = tensor.__tensor_flatten__()
-    inner = {name: _random_like(getattr(tensor, name), generator) for name in names}
-    return type(tensor).__tensor_unflatten__(inner, metadata, tensor.shape, tensor.stride())  # type: ignore[attr-defined,no-any-return]
-
-
-def _state(model: Any) -> Tensors:
-    if not isinstance(model, torch.nn.Module):
-        return {}
-    named: Mapping[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
-    return {f"state.{name}": tensor for name, tensor in named.items()}
+    act = call.act
+    called = model if act is None else lambda *args, **kwargs: act(model, args, kwargs)
+    how = calling.Call(call.grad, 100 + call.seed, case.rng == "eager", case.grad_outputs if act is None else ())
+    return calling.observe(how, calling.Arguments(args, kwargs, more[0] if more else {}), called, lambda: state_of(model))
 
 
 # ---------------------------------------------------------------- words for tables

@@ -20,6 +20,7 @@ from .cases import (
     losses,
     metadata,
     mutation,
+    numbers,
     outputs,
     overlaps,
     own_gradients,
@@ -38,7 +39,7 @@ CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd
 CASES += [*shapes.CASES, *unbacked.CASES, *calling.CASES]
 CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]
 CASES += [*layouts.CASES, *compiled.CASES, *as_strided.CASES, *own_gradients.CASES, *sparse_gradients.CASES]
-CASES += [*gradient_writes.CASES, *losses.CASES, *assignments.CASES, *metadata.CASES]
+CASES += [*gradient_writes.CASES, *losses.CASES, *assignments.CASES, *metadata.CASES, *numbers.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 
@@ -96,6 +97,7 @@ REFUSED: dict[str, str] = {
     **autograd.WRITES,
     **gradient_writes.REFUSED,
     **assignments.REFUSED,
+    **numbers.REFUSED,
     "identity: a model that asks where its argument begins": r"reads the storage_offset.*cases/identity.py:\d+",
     # Eager's own backward raises as well.
     "input mutation: under no_grad, after use": r"backward fails on.*modified by an inplace operation.*own error in eager",
@@ -107,6 +109,10 @@ REFUSED: dict[str, str] = {
     "input mutation: set_ to another input": "set_ on a graph input",
     # torch's own tracing refuses these as well.
     "identity: an autograd.Function writes to an argument": "marks it as dirty.*mark_dirty",
+    **{
+        f"identity: aliasing inputs by set_, {how}": "does not count as a write to the other"
+        for how in ("one mutated", "the one of set_ mutated", "of a leaf", "weighted")
+    },
     "identity: aliasing inputs, of other bases": "does not track them as views of one tensor",
     "identity: aliasing inputs, of another element type": "under another element type",
     "identity: aliasing inputs, sizes changed in place and written": "has its sizes or strides changed in place",

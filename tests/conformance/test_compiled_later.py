@@ -58,7 +58,6 @@ def test_graphs_come_back(name: str, tmp_path: Path) -> None:
     check_restored(tmp_path / "case.aotpack")
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
 def test_eager_and_compiled_bundle_agree(name: str, tmp_path: Path) -> None:

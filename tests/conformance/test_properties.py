@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import aotpack
+from aotpack.checking.observation import differences
 from aotpack_loader.errors import BuildError, InputError
 from devtools.harness import (
     INFER,
@@ -32,7 +33,6 @@ from devtools.harness import (
     together,
     works_in_eager,
 )
-from devtools.observation import differences
 
 KNOWN: dict[str, str] = {}
 """Differences that the table already holds; a program that shows nothing else is no news."""

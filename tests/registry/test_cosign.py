@@ -219,3 +219,26 @@ def test_a_damaged_referrer_does_not_hide_the_bundle(
         pulled.verify()
         assert signer(pulled, [key.public]).key is not None
         assert len(pulled.attachments()[0]) == 1
+
+
+def test_large_referrers_do_not_hide_the_bundle(registry: Registry, proxy: Proxy, bundle: Path, tmp_path: Path) -> None:
+    """Annotations of eight made ``index.json`` of the copy so large that the bundle was refused from then on."""
+    key = PrivateKey.generate("ed25519")
+    sign(bundle, key)
+    proxy.referrers = {}
+    reference = Reference.parse(proxy.reference("cosign/large:v1"))
+    report = push(bundle, reference, transport=quick())
+    with Bundle.open(bundle) as opened:
+        subject = {"mediaType": INDEX, "digest": report.digest, "size": opened.index.size}
+        (known,) = opened.attachments()[0]
+    blob = {"mediaType": SIGSTORE, "size": known.layer.size, "digest": known.layer.digest}
+    assert proxy.referrers is not None
+    for i in range(8):
+        manifest = {**cosign_manifest(subject, b""), "layers": [blob], "annotations": {"a": f"{i}{'x' * (1 << 20)}"}}
+        data = json.dumps(manifest).encode()
+        entry = {"mediaType": MANIFEST, "size": len(data), "digest": digest_of(data), "artifactType": SIGSTORE}
+        proxy.referrers[report.digest] = [entry] * 3 + proxy.referrers[report.digest]
+        proxy.faults += [Fault(f"/manifests/{entry['digest']}", status=200, body=data, headers={"Content-Type": MANIFEST})]
+    with Bundle.open(pull(reference, by_name(()), out=tmp_path / "out", transport=quick()).path) as pulled:
+        assert signer(pulled, [key.public]).key is not None
+        assert len(pulled.attachments()[0]) == 9

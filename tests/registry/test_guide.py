@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import aotpack_loader
 from aotpack.cli import main
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import LockError
-from aotpack_loader.registry.lock import locked, write_lock
+from aotpack_loader.registry.lock import locked, read_lock, write_lock
 from aotpack_loader.registry.reference import Reference
 
 from .conftest import Registry, need, running
@@ -127,6 +128,52 @@ def test_a_hostile_lock_file_is_refused(registry: Registry, tmp_path: Path, text
     (tmp_path / "aotpack.lock").write_text(text.replace("%s", name).replace("DIGEST", digest))
     with pytest.raises(LockError, match="not a lock file"):
         aotpack_loader.load(name, lock=tmp_path / "aotpack.lock")
+
+
+def test_a_lock_file_of_another_user_is_not_used_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever can write to the working directory said which bundle a reference is, or hung the process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("AOTPACK_LOCK", raising=False)
+    digest, file = f"sha256:{'1' * 64}", tmp_path / "aotpack.lock"
+    reference = Reference.parse("oci://127.0.0.1:9/acme/m:v1")
+
+    def found(**options: Any) -> str:
+        return locked(reference, file, **options).digest
+
+    write_lock(file, reference.name, digest)
+    assert found(is_named=False) == digest
+    file.chmod(0o666)
+    with pytest.raises(LockError, match="it is not used unasked"):
+        found(is_named=False)
+    with pytest.raises(LockError, match="it is not used unasked"):
+        aotpack_loader.load("oci://127.0.0.1:9/acme/m:v1")
+    assert found() == digest
+    file.chmod(0o664)
+    assert found(is_named=False) == digest
+    if os.geteuid() == 0:
+        os.chown(file, 65534, 65534)
+        with pytest.raises(LockError, match="it is not used unasked"):
+            found(is_named=False)
+        os.chown(file, 0, 0)
+        file.rename(tmp_path / "mine")
+        file.symlink_to("mine")
+        assert found(is_named=False) == digest
+        os.chown(file, 65534, 65534, follow_symlinks=False)
+        with pytest.raises(LockError, match="it is not used unasked"):
+            found(is_named=False)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)],
+    ids=["fifo", "directory", "device"],
+)
+def test_a_lock_file_that_is_no_file(tmp_path: Path, make: Any) -> None:
+    path = tmp_path / "aotpack.lock"
+    make(path)
+    for is_named in (True, False):
+        with pytest.raises(LockError, match="is not a file"):
+            read_lock(path, is_named=is_named)
 
 
 def test_a_lock_file_is_found_whatever_the_case_of_the_host(tmp_path: Path) -> None:

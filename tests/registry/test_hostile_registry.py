@@ -16,9 +16,18 @@ from pathlib import Path
 import pytest
 
 from aotpack.registry.push import push
-from aotpack_loader.errors import AotpackError, RegistryAuthError, RegistryConnectionError, RegistryContentError, RegistryError
+from aotpack_loader.archive.attachments import SIGSTORE_BUNDLE
+from aotpack_loader.errors import (
+    AotpackError,
+    RegistryAuthError,
+    RegistryConnectionError,
+    RegistryContentError,
+    RegistryError,
+    RegistryNotFoundError,
+)
 from aotpack_loader.format import media_types
 from aotpack_loader.format.schema import Descriptor
+from aotpack_loader.registry.attachments import bring_attachments
 from aotpack_loader.registry.client import Repository
 from aotpack_loader.registry.deadlines import SlowAnswerError, Watch, _Watched
 from aotpack_loader.registry.download import download
@@ -200,6 +209,44 @@ def test_a_list_of_ever_new_pages_ends() -> None:
     with Raw({"tags": page}) as server, pytest.raises(RegistryContentError, match="more than 1000 pages or 16777216 bytes"):
         Repository(quick(), server.host, "a/b").tags()
     assert len(server.seen) < 30
+
+
+class Listing:
+    """A repository that lists many referrers, and has none of them."""
+
+    host, name = "registry.example", "a/b"
+
+    def __init__(self, entries: list[Descriptor]) -> None:
+        self.entries, self.asked = entries, list[str]()
+
+    def referrers(self, digest: str) -> list[Descriptor]:
+        return self.entries
+
+    def manifest(self, digest: str) -> None:
+        self.asked.append(digest)
+        raise RegistryNotFoundError("there is none")
+
+
+def referrer(number: int, kind: str) -> Descriptor:
+    return Descriptor(media_types.OCI_MANIFEST, f"sha256:{number:064x}", 100, artifact_type=kind)
+
+
+def test_many_referrers_do_not_hide_a_signature(tmp_path: Path) -> None:
+    """1,024 others came first in the list, and the signature was not looked at."""
+    signature, others = referrer(9999, SIGSTORE_BUNDLE), [referrer(i, "text/plain") for i in range(1024)]
+    listing, cache = Listing([*others, signature]), BlobCache(tmp_path / "cache")
+    with pytest.warns(UserWarning, match="lists 1025 attachments .*the limit is 1024.*Signatures may be missing"):
+        assert (
+            bring_attachments(
+                listing,
+                cache,  # type: ignore[arg-type]
+                Descriptor(media_types.OCI_INDEX, f"sha256:{0:064x}", 1),
+                tmp_path,
+            )
+            == []
+        )
+    assert listing.asked[0] == signature.digest
+    assert len(listing.asked) == 1024
 
 
 def test_pages_of_referrers_are_all_read() -> None:

@@ -191,3 +191,46 @@ def test_summaries_that_hook_submodules_name_the_one_that_works(models: tuple[An
     models[1][0].register_forward_hook(hook)
     with pytest.raises(EditError, match=r"summary\(model\)"):
         models[1](X)
+
+
+def test_gradients_of_each_sample_are_refused(models: tuple[Any, Any]) -> None:
+    from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
+
+    with pytest.raises(InputError, match="call the bundle per sample") as caught:
+        call_for_per_sample_grads(models[1], batch_size=len(X))(X)
+    assert "is a ExpandedWeight" in str(caught.value)
+
+    def ft_compute_sample_grad() -> None: ...
+
+    ft_compute_sample_grad.__module__ = "opacus.grad_sample.functorch"
+    with pytest.raises(EditError, match="call the bundle per sample"):
+        models[1][0].ft_compute_sample_grad = ft_compute_sample_grad
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_export_that_switches_to_eval_mode_is_refused_by_its_name(models: tuple[Any, Any], tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    with pytest.raises(EditError, match=r"torch\.jit\.trace cannot trace a loaded bundle"):
+        torch.onnx.export(models[1], (X,), tmp_path / "net.onnx", dynamo=False)
+
+
+def test_a_module_that_train_would_switch_is_told_at_the_build(tmp_path: Path) -> None:
+    class Kept(nn.Sequential):
+        def train(self, mode: bool = True) -> Any:
+            super().train(mode)
+            self[1].eval()
+            return self
+
+    for kind in (nn.Sequential, Kept):
+        model = kind(*net()).train()
+        model[1].eval()
+        report = aotpack.build(model, (X,), out=tmp_path / "m", targets=("portable",), methods=("train",))
+        told = [warning for warning in report.warnings if "the usual train()" in warning]
+        assert len(told) == (kind is nn.Sequential)
+        loaded = aotpack_loader.load(tmp_path / "m").train()
+        if told:
+            assert told[0].startswith("'train' needs 1 in eval()")
+            with pytest.raises(ModeError, match="1: was in eval"):
+                loaded(X)
+            loaded[1].eval()
+        torch.testing.assert_close(loaded(X), model(X))

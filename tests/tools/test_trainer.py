@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, PreTrainedModel, Trainer, TrainingArguments
+from transformers import AutoConfig, GPT2Config, GPT2LMHeadModel, PreTrainedModel, Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
 import aotpack
@@ -20,10 +20,10 @@ from aotpack_loader.errors import EditError, MissingCodeError
 from aotpack_loader.module.own_class import LossWarning
 from aotpack_loader.module.pretrained import ConfigWarning
 
+from .conftest import Data, losses
+
 pytest.importorskip("accelerate")
 pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.filterwarnings("ignore::FutureWarning")]
-
-Data = list[dict[str, torch.Tensor]]
 
 
 def gpt2() -> GPT2LMHeadModel:
@@ -33,13 +33,6 @@ def gpt2() -> GPT2LMHeadModel:
         bos_token_id=1, eos_token_id=2, use_cache=False,
     )  # fmt: skip
     return GPT2LMHeadModel(config)
-
-
-@pytest.fixture(scope="module")
-def data() -> Data:
-    generator = torch.Generator().manual_seed(0)
-    rows = [torch.randint(3, 40, (8,), generator=generator) for _ in range(8)]
-    return [{"input_ids": row, "attention_mask": torch.ones_like(row), "labels": row.clone()} for row in rows]
 
 
 def _batch(data: Data) -> dict[str, Any]:
@@ -55,29 +48,12 @@ def bundle(data: Data, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.fixture
-def trainer(data: Data, tmp_path: Path) -> Callable[..., Trainer]:
-    def make(model: Any, name: str, **options: Any) -> Trainer:
-        arguments = TrainingArguments(
-            str(tmp_path / name), per_device_train_batch_size=4, per_device_eval_batch_size=4, max_steps=4, logging_steps=1,
-            seed=1, save_steps=2, report_to=[], use_cpu=True, disable_tqdm=True, learning_rate=1e-2,
-            dataloader_pin_memory=False, **options,
-        )  # fmt: skip
-        return Trainer(model, arguments, train_dataset=data, eval_dataset=data)
-
-    return make
-
-
-def _losses(trainer: Trainer) -> list[float]:
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-
 def test_training_evaluation_and_checkpoints_are_those_of_eager(bundle: Path, trainer: Callable[..., Trainer]) -> None:
     expected, found = trainer(gpt2(), "eager"), trainer(aotpack_loader.load(bundle), "bundle")
     for each in (expected, found):
         each.train()
-    assert len(_losses(found)) == 4
-    assert _losses(found) == pytest.approx(_losses(expected), rel=1e-5)
+    assert len(losses(found)) == 4
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-5)
     assert found.evaluate()["eval_loss"] == pytest.approx(expected.evaluate()["eval_loss"], rel=1e-5)
     folders = [Path(get_last_checkpoint(each.args.output_dir)) for each in (expected, found)]
     names = [sorted(path.name for path in folder.iterdir()) for folder in folders]

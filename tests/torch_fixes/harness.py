@@ -140,7 +140,8 @@ def build(case: Case, out: Path) -> None:
         dynamic_shapes=shapes,
         front_ends=case.front_ends,
         rng=case.rng,  # type: ignore[arg-type]
-        cache=False,
+        cache="objects",
+        check=False,  # :func:`check` compares
     )
 
 

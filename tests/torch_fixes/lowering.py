@@ -39,7 +39,7 @@ def lowered_only() -> Iterator[list[str]]:
             sources.append(f"{code}\n{extern_kernels}")
             return "not compiled"
 
-    def start(library: toolchain.Library, *_: Any) -> None:
+    def start(library: toolchain.Library, *_: Any, **__: Any) -> None:
         if library.guards:
             sources.append(" and ".join(map(str, library.guards)))
 

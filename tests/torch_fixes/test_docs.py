@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
+from support.selection import nightly
 
 from aotpack._torch.fixes.entries import FIXES
 from aotpack._torch.fixes.register import Fix
@@ -36,13 +35,13 @@ def test_a_report_is_ready(fix: Fix) -> None:
 
 
 RUN = {"fake-strides-of-views", "fake-kernels-without-sizes"}
-"""Programs of a few seconds; all of them run where the slow cases do."""
+"""Programs of a few seconds; ``scripts/test nightly`` runs all of them."""
 
 
 @pytest.mark.parametrize("fix", [pytest.param(fix, id=fix.id) for fix in FIXES])
 def test_a_program_shows_what_its_page_says(fix: Fix) -> None:
-    if fix.id not in RUN and not os.environ.get("AOTPACK_SLOW_FIXES"):
-        pytest.skip("slow: set AOTPACK_SLOW_FIXES=1")
+    if fix.id not in RUN and not nightly():
+        pytest.skip("scripts/test nightly runs it")
     report = programs.report_of(fix.id)
     known = reports.results(fix.id, report).get(reports.RELEASE)
     if known is None:

@@ -176,4 +176,4 @@ def test_an_untested_torch_can_be_imported(fresh_process: FreshProcess) -> None:
         import aotpack._torch
         print(json.dumps("imported"))
     """
-    assert fresh_process(code) == "imported"
+    assert fresh_process(code, from_nothing=True) == "imported"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -37,17 +36,10 @@ class Outcome:
     calls: int = 0
 
 
-def attempt(identifier: str, folder: Path, *, without: bool) -> Outcome:
-    """Try a fix in a process of its own.
-
-    ``folder`` has the caches of several trials: the call library and precompiled headers are made
-    once. The code of a case is not reused, because its hooks would not be called.
-    """
+def attempt(identifier: str, *, without: bool) -> Outcome:
+    """Try a fix in a process of its own, with this process's caches."""
     command = [sys.executable, "-m", "torch_fixes.trial", identifier, *(["--without"] if without else [])]
-    kept = {name: str(folder / name) for name in ("AOTPACK_CACHE", "AOTPACK_STATE", "TORCHINDUCTOR_CACHE_DIR")}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=_TIMEOUT, check=False, env=os.environ | kept, cwd=TESTS
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False, cwd=TESTS)
     if done.returncode < 0:
         return Outcome("crashed", f"signal {-done.returncode}: {_last(done.stderr)}")
     if done.returncode:

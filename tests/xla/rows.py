@@ -18,12 +18,12 @@ import torch.utils._pytree as pytree
 from conformance.table import XFAIL
 
 import aotpack
+from aotpack.checking.observation import Observation, differences
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AutogradError, BuildError, InputError, ModeError, TargetError
 from aotpack_loader.format import schema
 from aotpack_loader.module.program import LoadedProgram
 from devtools.harness import EXAMPLE_SEED, Call, Case, Inputs, MakeInputs, build, observe, seeded
-from devtools.observation import Observation, differences
 
 Status = Literal["pass", "refused", "known", "wrong"]
 
@@ -31,7 +31,7 @@ _NO_GRAD = "torch before 2.12 does not tell a view made under no_grad from anoth
 _HALF = "XLA keeps values between two operators of a half type in float32"
 _CPU_AUTOCAST = "the row turns autocast on for the CPU, which changes nothing on an XLA device"
 VALUES = r": values differ, .*…(, by up to [\d.e+-]+ of [\d.e+-]+)?"
-"""What :mod:`devtools.observation` says of two values, where it does not go on to say that they are too far apart."""
+"""What :mod:`aotpack.checking.observation` says of two values, where it does not go on to say that they are too far apart."""
 
 
 @dataclass(frozen=True)

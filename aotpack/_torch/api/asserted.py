@@ -4,7 +4,7 @@ while it runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
 from typing import Any
 
 import torch
@@ -12,9 +12,6 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.overrides import TorchFunctionMode
 
 from .patching import hooked
-
-_MESSAGES: dict[Callable[..., Any], str] = {torch.nn.functional.gaussian_nll_loss: "var has negative entry/entries"}
-
 
 _LENGTHS = ("input_lengths", "target_lengths")
 
@@ -42,6 +39,24 @@ def _assertion(condition: Any, message: str) -> None:
         raise AssertionError(message)
 
 
+_SIGNATURE = inspect.signature(torch.nn.functional.gaussian_nll_loss)
+
+
+def _clamped_variances(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments of ``gaussian_nll_loss`` with variances that it need not clamp, and an assertion of them.
+
+    It clamps under ``no_grad``, which `torch.export` does not see inside a function of torch: variances
+    below ``eps`` would get no gradient.
+    """
+    given = _SIGNATURE.bind(*args, **kwargs)
+    given.apply_defaults()
+    variances, eps = given.arguments["var"], given.arguments["eps"]
+    if isinstance(variances, torch.Tensor):
+        torch.ops.aten._assert_async.msg(torch.any(variances < 0).logical_not(), "var has negative entry/entries")
+        given.arguments["var"] = torch.where(variances < eps, variances - variances.detach() + eps, variances)
+    return given.args, given.kwargs
+
+
 class AssertedArguments(TorchFunctionMode):
     """While active, assumes that such a function's check passes, and adds an assertion of it to the
     graph.
@@ -52,15 +67,15 @@ class AssertedArguments(TorchFunctionMode):
             return _ctc_loss_of_tensors(function, args, kwargs or {})
         if function is torch._assert:
             return _assertion(*args, **(kwargs or {}))
-        if function not in _MESSAGES:
+        if function is not torch.nn.functional.gaussian_nll_loss:
             return function(*args, **(kwargs or {}))
+        args, kwargs = _clamped_variances(args, kwargs or {})
 
         def is_wrong(found: torch.Tensor) -> bool:
-            torch.ops.aten._assert_async.msg(found.logical_not(), _MESSAGES[function])
-            return False
+            return False  # the graph asserts it
 
         with (
             hooked("fake-asserted-arguments", torch.Tensor, "__bool__", is_wrong),
             hooked("fake-asserted-arguments", FunctionalTensor, "__bool__", is_wrong),
         ):
-            return function(*args, **(kwargs or {}))
+            return function(*args, **kwargs)

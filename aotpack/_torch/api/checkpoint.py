@@ -30,8 +30,9 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
+from .building import builds
 from .counting import reached
-from .patching import hooked, replaced_outside_torch
+from .patching import constant, hooked, replaced_outside_torch
 
 _NUMBER, _POLICY = "ac_graph_id", "recompute"
 """Keys of ``Node.meta`` that the partitioner reads: the number of a node's checkpoint, and its
@@ -119,7 +120,7 @@ class Regions:
             mode.ac_graph_id = number  # type: ignore[attr-defined]
             self.modes[number] = mode
         tagged = {**fx_traceback.current_meta, _NUMBER: number, _POLICY: CheckpointPolicy.PREFER_RECOMPUTE}
-        with hooked("aot-checkpoints", fx_traceback, "current_meta", tagged):
+        with constant("aot-checkpoints", fx_traceback, "current_meta", tagged):
             yield
 
 
@@ -152,8 +153,11 @@ class _Reentrant:
 
     def __init__(self, *, needs_gradient: bool) -> None:
         self._needs_gradient = needs_gradient
+        self._torchs: Callable[..., Any] = checkpoint.CheckpointFunction.apply
 
     def apply(self, function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        if not builds():
+            return self._torchs(function, preserve_rng_state, *args)
         if not torch.is_grad_enabled():
             return function(*args)
         if not any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
@@ -186,7 +190,7 @@ def kept_checkpoints() -> Iterator[Regions]:
     regions = Regions()
     with (
         checkpoints_replaced(regions.run),
-        hooked("aot-checkpoints", checkpoint, "CheckpointFunction", _Reentrant(needs_gradient=False)),
+        constant("aot-checkpoints", checkpoint, "CheckpointFunction", _Reentrant(needs_gradient=False)),
         fx_traceback.preserve_node_meta(),
     ):
         yield regions
@@ -223,7 +227,7 @@ def checked_reentrant() -> Iterator[None]:
     Raises:
         ReentrantError: says why.
     """
-    with hooked("aot-checkpoints", checkpoint, "CheckpointFunction", _Reentrant(needs_gradient=True)):
+    with constant("aot-checkpoints", checkpoint, "CheckpointFunction", _Reentrant(needs_gradient=True)):
         yield
 
 

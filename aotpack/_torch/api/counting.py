@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from threading import Lock
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ import torch
 from aotpack_loader.errors import Problem, UnsupportedTorchError
 
 _calls: Counter[str] = Counter()
+_counting = Lock()  # a thread adds the calls that a copy of this process has made
 
 
 def reached(identifier: str) -> None:
     """Count a call of code that a fix has put into torch."""
-    _calls[identifier] += 1
+    with _counting:
+        _calls[identifier] += 1
 
 
 @contextlib.contextmanager
@@ -38,7 +41,8 @@ def must_be_reached(*identifiers: str) -> Iterator[None]:
 
 def add_calls(counts: Mapping[str, int]) -> None:
     """Count the calls that a copy of this process has made."""
-    _calls.update(counts)
+    with _counting:
+        _calls.update(counts)
 
 
 def calls() -> Mapping[str, int]:
@@ -50,7 +54,7 @@ def counted(identifier: str, function: Callable[..., Any]) -> Callable[..., Any]
     """Return a function that calls ``function`` and counts its calls."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        _calls[identifier] += 1
+        reached(identifier)
         return function(*args, **kwargs)
 
     return called

@@ -35,13 +35,17 @@ class Bounds(NamedTuple):
     """The range of a dynamic size; null is unbounded.
 
     ``automatic``: the size is dynamic only if the model allows it (``torch.export.Dim.AUTO``).
-    ``name``: the user's name for it, or empty.
+    ``name``: the user's name for it, or empty. The size is ``factor * root + offset``, where ``root``
+    is the name of the ``Dim`` that it is derived from, or its own; empty: it has none.
     """
 
     minimum: int | None = None
     maximum: int | None = None
     automatic: bool = False
     name: str = ""
+    root: str = ""
+    factor: int = 1
+    offset: int = 0
 
 
 DynamicDims = Mapping[int, Bounds]
@@ -143,6 +147,19 @@ def is_varying_integer(value: object) -> bool:
 _VARYING = "aotpack_integer"
 
 
+def relate(sizes: Sequence[tuple[Bounds, int | torch.SymInt]]) -> None:
+    """Make sizes that are derived from one ``Dim`` expressions of one symbol, as the example has them.
+
+    Sizes that are no whole multiple of the smallest one stay symbols of their own.
+    """
+    varying = sorted((pair for pair in sizes if isinstance(pair[1], torch.SymInt)), key=lambda pair: pair[0][-2:])
+    for bounds, size in varying[1:]:
+        least, smallest = varying[0]
+        times = bounds.factor // least.factor
+        if bounds.factor == times * least.factor:
+            bool(size == times * (smallest - least.offset) + bounds.offset)
+
+
 def _symbolic_context(tensor: torch.Tensor, dims: DynamicDims) -> Any:
     options: dict[str, Any] = {
         "dynamic_sizes": [DimDynamic.DYNAMIC if i in dims else DimDynamic.STATIC for i in range(tensor.dim())],
@@ -156,7 +173,7 @@ def _symbolic_context(tensor: torch.Tensor, dims: DynamicDims) -> Any:
 
 
 def _constraint(bounds: Bounds) -> Any:
-    minimum, maximum, automatic, _ = bounds
+    minimum, maximum, automatic, *_ = bounds
     if automatic:
         return None
     if minimum is None and maximum is None:

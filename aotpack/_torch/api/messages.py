@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .building import builds
+
 
 @contextlib.contextmanager
 def own_warnings() -> Iterator[None]:
@@ -28,7 +30,7 @@ def own_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_torch_logs() -> Iterator[None]:
-    """Hide torch's log lines below the level CRITICAL.
+    """Hide torch's log lines below the level CRITICAL. Those of other threads are shown.
 
     While a model is traced, torch logs every failure on fake tensors with a traceback, even if
     another front end can trace the model. Our own errors contain what matters of it. With
@@ -37,16 +39,16 @@ def quiet_torch_logs() -> Iterator[None]:
     names = [] if os.environ.get("TORCH_LOGS") else [n for n in logging.root.manager.loggerDict if n.split(".")[0] == "torch"]
     loggers = [logging.getLogger(name) for name in names]
 
-    def is_fatal(record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.CRITICAL
+    def is_shown(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.CRITICAL or not builds()
 
     for logger in loggers:
-        logger.addFilter(is_fatal)
+        logger.addFilter(is_shown)
     try:
         yield
     finally:
         for logger in loggers:
-            logger.removeFilter(is_fatal)
+            logger.removeFilter(is_shown)
 
 
 OLD_IGNORED = "ignore_logger_methods"

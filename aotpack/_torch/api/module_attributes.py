@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from ... import origin
-from .patching import hooked
+from .building import builds
+from .patching import constant, hooked
 
 _HOOK = "aot-module-attributes"
 
@@ -34,11 +35,12 @@ def recorded_modes() -> Iterator[set[tuple[int, bool]]]:
         def __get__(self, module: nn.Module | None, owner: type) -> Any:
             if module is None or "training" not in vars(module):
                 raise AttributeError("training")
-            read.add((id(module), origin.is_model(sys._getframe(1).f_code.co_filename)))
+            if builds():
+                read.add((id(module), origin.is_model(sys._getframe(1).f_code.co_filename)))
             return vars(module)["training"]
 
         def __set__(self, module: nn.Module, value: bool) -> None:
             vars(module)["training"] = value
 
-    with hooked(_HOOK, nn.Module, "training", Training(), create=True):
+    with constant(_HOOK, nn.Module, "training", Training()):
         yield read

@@ -10,6 +10,8 @@ from torch import nn
 from torch.fx import traceback
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from .building import builds
+
 _FIELD = "nn_module_stack"
 
 
@@ -20,6 +22,8 @@ def recorded_modules(model: nn.Module) -> Iterator[None]:
     stacks: list[Any] = []
 
     def enter(module: nn.Module, _: Any) -> None:
+        if not builds():  # the hooks are there for all threads
+            return
         meta = traceback.get_current_meta()
         before = meta.get(_FIELD)
         stacks.append(before)
@@ -28,6 +32,8 @@ def recorded_modules(model: nn.Module) -> Iterator[None]:
             meta[_FIELD] = stack | {str(len(stack)): (paths[module], type(module))}
 
     def leave(*_: Any) -> None:
+        if not builds():
+            return
         meta = traceback.get_current_meta()
         if (before := stacks.pop()) is None:
             meta.pop(_FIELD, None)

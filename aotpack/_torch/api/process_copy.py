@@ -16,6 +16,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextvars import ContextVar
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, Final, NoReturn, TypeVar
@@ -27,19 +28,18 @@ from .counting import add_calls, calls
 _running: Final = threading.BoundedSemaphore(max(2, os.cpu_count() or 1))
 _processes: Final[set[int]] = set()
 """The copies of this process that have not ended."""
-_in_place = False
+_in_place: ContextVar[bool] = ContextVar("aotpack_in_place", default=False)
 _Result = TypeVar("_Result")
 
 
 @contextlib.contextmanager
 def in_place() -> Iterator[None]:
     """Make no copies inside the block, so that a test sees what happens in its own process."""
-    global _in_place
-    before, _in_place = _in_place, True
+    before = _in_place.set(True)
     try:
         yield
     finally:
-        _in_place = before
+        _in_place.reset(before)
 
 
 def copies_are_made() -> bool:
@@ -48,7 +48,7 @@ def copies_are_made() -> bool:
     JAX's threads may hold locks that a copy would wait for, as JAX itself warns. So a process with JAX, which torch_xla
     imports, makes none.
     """
-    return not _in_place and hasattr(os, "fork") and "jax" not in sys.modules and "torch_xla" not in sys.modules
+    return not _in_place.get() and hasattr(os, "fork") and "jax" not in sys.modules and "torch_xla" not in sys.modules
 
 
 def beside(compute: Callable[[], _Result]) -> Callable[[], _Result]:

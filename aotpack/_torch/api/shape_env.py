@@ -54,8 +54,8 @@ SIZE_FUNCTIONS: dict[str, Any] = {
 }
 """The functions of the expression grammar (spec/expressions.md) as torch's functions."""
 
-_UNBACKED = re.compile(r"u(\d+)")
-_BACKED = re.compile(r"s\d+")
+_UNBACKED = re.compile(r"u([0-9]+)")
+_BACKED = re.compile(r"s[0-9]+")
 
 
 def modulo(base: Any, divisor: Any) -> Any:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -31,12 +32,12 @@ __all__ = [
     "without",
 ]
 
-_left_out: frozenset[str] = frozenset()
+_left_out: ContextVar[frozenset[str]] = ContextVar("aotpack_left_out", default=frozenset())
 
 
 def fixes_of(component: Component | None = None) -> list[Fix]:
     """The fixes that this torch needs, of one component or of all."""
-    found = [fix for fix in needed(FIXES, str(torch.__version__)) if fix.id not in _left_out]
+    found = [fix for fix in needed(FIXES, str(torch.__version__)) if fix.id not in _left_out.get()]
     return [fix for fix in found if component is None or fix.component == component]
 
 
@@ -82,16 +83,14 @@ def is_applied(identifier: str) -> bool:
 @contextlib.contextmanager
 def without(*identifiers: str) -> Iterator[None]:
     """Build without some fixes: tests use it to show that each fix is needed."""
-    global _left_out
-    before = _left_out
     unknown = set(identifiers) - {fix.id for fix in FIXES}
     if unknown:
         raise ValueError(f"no such fixes: {', '.join(sorted(unknown))}")
-    _left_out = before | set(identifiers)
+    before = _left_out.set(_left_out.get() | set(identifiers))
     try:
         yield
     finally:
-        _left_out = before
+        _left_out.reset(before)
 
 
 @functools.cache

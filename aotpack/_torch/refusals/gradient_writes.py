@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import linecache
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch.autograd.function import BackwardCFunction
 
 from ..api.counting import reached
 from ..api.fake_tensors import overlaps_itself
-from ..api.patching import hooked
+from ..api.patching import caller, hooked
 from ..api.writes import writes_by_name
 
 _AOT_AUTOGRAD = "torch._functorch._aot_autograd.graph_capture_wrappers"
@@ -69,7 +68,7 @@ def refused_gradient_writes() -> Iterator[None]:
     watched_hooks: list[Callable[[Any], Any]] = []
 
     def checked(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if sys._getframe(1).f_globals.get("__name__") != _AOT_AUTOGRAD:
+        if caller().f_globals.get("__name__") != _AOT_AUTOGRAD:
             return grad(outputs, inputs, *args, **kwargs)
         passed: list[tuple[torch.Tensor, list[int]]] = []
         _put_inputs_first(inputs)

@@ -6,14 +6,13 @@ Dynamo's graph has an operation for it, which :mod:`aotpack.capture` rejects.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from ..api.counting import reached
-from ..api.patching import hooked
+from ..api.patching import caller, hooked
 
 RESIZES = "resizes the storage of a tensor (untyped_storage().resize_)"
 _MAKES_FAKES = ("torch._subclasses.", "aotpack.")
@@ -35,7 +34,7 @@ def no_storage_resizes() -> Iterator[None]:
 
     def resize(storage: torch.UntypedStorage, size: int) -> Any:
         reached("fake-storage-resizes")
-        if not str(sys._getframe(1).f_globals.get("__name__")).startswith(_MAKES_FAKES):
+        if not str(caller().f_globals.get("__name__")).startswith(_MAKES_FAKES):
             raise StorageResizeError(RESIZES)
         return original(storage, size)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ... import origin
-from ..._torch.api import shape_env
+from ..._torch.api import patching, shape_env
 
 _COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
@@ -83,6 +83,6 @@ def _line() -> str:
     Empty if a function of torch or Python is called in between.
     """
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename in (torch.__file__, __file__):
+    while frame is not None and frame.f_code.co_filename in (torch.__file__, patching.__file__, __file__):
         frame = frame.f_back
     return origin.line_of(frame) if frame is not None and origin.is_model(frame.f_code.co_filename) else ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -21,17 +22,45 @@ class DynamicShapes:
 
     ``original`` has the form of ``torch.export``, for the traced module. ``dims`` maps leaf
     numbers of ``(args, kwargs)`` to dimensions and the bounds of their sizes. ``integers`` maps
-    leaf numbers of dynamic integer arguments to their bounds.
+    leaf numbers of dynamic integer arguments to their bounds, and ``paths`` both to their names.
     """
 
     original: Any
     dims: dict[int, dict[int, Bounds]]
     integers: dict[int, Bounds] = field(default_factory=dict)
+    paths: dict[int, str] = field(default_factory=dict)
 
     def of_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, dict[int, Bounds]]]:
         """Return the example tensors that have dynamic sizes."""
         leaves = pytree.tree_leaves((args, kwargs))
         return [(leaves[i], sizes) for i, sizes in self.dims.items() if sizes]
+
+    def related(self) -> dict[str, list[tuple[int, int | None, Bounds]]]:
+        """Return by the name of each ``Dim`` what is derived from it: leaf number, dimension, bounds.
+
+        An integer argument has no dimension.
+        """
+        found: dict[str, list[tuple[int, int | None, Bounds]]] = {}
+        for i, dims in self.dims.items():
+            for dim, size in dims.items():
+                found.setdefault(size.root, []).append((i, dim, size))
+        for i, size in self.integers.items():
+            found.setdefault(size.root, []).append((i, None, size))
+        found.pop("", None)
+        return found
+
+    def contradictions(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Problem]:
+        """Yield each ``Dim`` that the example gives several values."""
+        leaves = pytree.tree_leaves((args, kwargs))
+        for root, items in self.related().items():
+            values: dict[Fraction, str] = {}
+            for number, dim, size in items:
+                value = leaves[number] if dim is None else leaves[number].shape[dim]
+                found = Fraction(int(value) - size.offset, size.factor)
+                values.setdefault(found, self.paths[number] if dim is None else f"{self.paths[number]}.shape[{dim}]")
+            if len(values) > 1 or any(value.denominator > 1 for value in values):
+                given = ", ".join(f"{value} by {where}" for value, where in values.items())
+                yield Problem(root, f"one size in dynamic_shapes; the example has {given}")
 
     def shifted(self, count: int) -> DynamicShapes:
         """Return the same sizes with ``count`` more leaves before them.
@@ -59,6 +88,7 @@ def resolve(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], spec: Any
         _match(value, args_by_position.get(i), name, numbers, found, problems)
     for name, value in kwargs.items():
         _match(value, kwargs_by_name.get(name), name, numbers, found, problems)
+    problems += found.contradictions(args, kwargs)
     if problems:
         raise BuildError("dynamic_shapes does not fit the example inputs.", problems)
     spec = _by_parameter(
@@ -106,12 +136,13 @@ def _match(value: Any, spec: Any, path: str, numbers: Any, found: DynamicShapes,
     children = _children(value)
     if children is None:
         number = next(numbers)
+        found.paths[number] = path
         if spec is not None and isinstance(value, torch.Tensor):
             found.dims[number] = _sizes(value, spec, path, problems)
         elif spec is None or isinstance(spec, int) or spec is torch.export.Dim.STATIC or _bounds(spec).automatic:
             return
         elif type(value) is int and value >= 0:
-            found.integers[number] = _bounds(spec)
+            found.integers[number] = _checked(_bounds(spec), value, path, problems)
         else:
             problems.append(
                 Problem(path, f"a build fixes this {type(value).__name__}; only tensor sizes and integers from 0 can be dynamic")
@@ -146,8 +177,17 @@ def _sizes(tensor: torch.Tensor, spec: Any, path: str, problems: list[Problem]) 
             if isinstance(size, int) and size != tensor.shape[dim]:
                 problems.append(Problem(where, f"dynamic_shapes says {size}, the example has {tensor.shape[dim]}"))
         else:
-            sizes[dim % tensor.dim()] = _bounds(size)
+            sizes[dim % tensor.dim()] = _checked(_bounds(size), tensor.shape[dim], where, problems)
     return sizes
+
+
+def _checked(bounds: Bounds, value: int, where: str, problems: list[Problem]) -> Bounds:
+    """Return the bounds, in which the example's size must be."""
+    low, high = bounds.minimum or 0, bounds.maximum
+    if value < low or (high is not None and value > high):
+        named = f"{bounds.name!r}, " if bounds.name else ""
+        problems.append(Problem(where, f"the example has {value}, outside of {named}{low}..{'' if high is None else high}"))
+    return bounds
 
 
 def _bounds(size: Any) -> Bounds:
@@ -156,4 +196,9 @@ def _bounds(size: Any) -> Bounds:
     low = minimum if isinstance(minimum, int) and minimum > 0 else None
     high = maximum if isinstance(maximum, int) and maximum < 2**62 else None
     name = getattr(size, "__name__", "")  # an expression if the Dim is derived from another
-    return Bounds(low, high, getattr(size, "type", None) is torch.export.Dim.AUTO.type, name if name.isidentifier() else "")
+    automatic = getattr(size, "type", None) is torch.export.Dim.AUTO.type
+    root, at = getattr(size, "root", None), getattr(size, "fn", None)
+    if root is None or at is None:
+        own = name if name.isidentifier() else ""
+        return Bounds(low, high, automatic, own, root=own)
+    return Bounds(low, high, automatic, root=root.__name__, factor=at(1) - at(0), offset=at(0))

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from aotpack_loader._torch_compat import have_one_version
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
+from aotpack_loader.runtime.bases import COUNTED_APART
 from aotpack_loader.runtime.memory import extent, span
 
 from ...graph.literals import dtype_name
@@ -175,12 +177,13 @@ def arrange(
         _Group(group, leaves, paths, data, with_gradients if grad else set()) for group in shared.overlapping if data & set(group)
     ]
     inside = {leaf for group in merged for leaf in group.leaves}
-    problems = [problem for group in merged for problem in group.problems(reshaped, grad=grad)]
+    recorded = grad and any(x.requires_grad for x in (*leaves, *model.parameters()) if isinstance(x, torch.Tensor))
+    problems = [problem for group in merged for problem in group.problems(reshaped, grad=grad, recorded=recorded)]
     if problems:
         raise UnsupportedError(
             "Arguments share memory, and the model writes to one of them in a way that a bundle does not support.",
             problems,
-            hint="Pass clones, or tensors that are views of one tensor.",
+            hint="Pass clones, or tensors that are views of one tensor, or detached from it.",
         )
     touched = data | reshaped | inside
     identical = tuple(group for group in shared.identical if compares or group[0] in touched)
@@ -231,8 +234,11 @@ class _Group:
         outside = span(tensor)[0] < span(root)[0] or span(tensor)[1] > span(root)[1]
         return _is_detached(tensor, root) and (tensor.requires_grad or leaf in self._with_gradients or outside)
 
-    def problems(self, reshaped: set[int], *, grad: bool) -> list[Problem]:
-        """Return the reasons why one base cannot stand for the group."""
+    def problems(self, reshaped: set[int], *, grad: bool, recorded: bool) -> list[Problem]:
+        """Return the reasons why one base cannot stand for the group.
+
+        ``recorded``: whether a backward may need what the arguments were before a write.
+        """
         root = self._root(grad=grad)
         first, *others = self.leaves
         found = []
@@ -245,6 +251,8 @@ class _Group:
                 message = "and has its sizes or strides changed in place"
             elif root is not None and self._needs_own_base(leaf, root):
                 message = "but autograd does not track them as views of one tensor"
+            elif recorded and not have_one_version(tensor, self._tensors[first] if root is None else root):
+                message = COUNTED_APART
             if message:
                 found.append(Problem(self._paths[leaf], f"shares its memory with {other}, {message}"))
         return found

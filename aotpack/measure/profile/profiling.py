@@ -146,7 +146,8 @@ def profile_bundle(
     torch.manual_seed(seed)
     inputs = inputs_of(path, method, seed, subclasses)
     recording = record(model, method, inputs, steps=steps, warmup=warmup)
-    with Bundle.open(path) as bundle:
+    with Bundle.open(path) as opened:
+        bundle = opened.for_target(model.aotpack.backend)
         graphs = origins_of.graphs_of(bundle, method)
         saved = origins_of.saved_by_origin(bundle, method)
         located = bundle.origins() is not None

@@ -198,7 +198,7 @@ def _memory(program: schema.Program, memory: Mapping[str, StepMemory], graphs: V
                 "peak_half": peak.half,
                 "peak_at": " in ".join(filter(None, (operation.op, operation.module))),
                 "complete": found.complete,
-                "example": ", ".join(example),
+                "example": ", ".join(dict.fromkeys(example)),  # sizes of one name may be several symbols
                 "lines": _by_line(found),
                 "tensors": found.saved,
                 "kept": found.kept[:_KEPT],

@@ -37,7 +37,7 @@ def library_bytes() -> bytes | None:
     cache = CompileCache()
     source = call_compiler.SOURCE.read_bytes()
     options = {**toolchain.inductor_fingerprint(), **call_compiler.call_library_fingerprint()}
-    found = cache.find(source, options)
+    found = cache.find_object(source, options)
     if found is None:
         with temporary_directory(Path(tempfile.gettempdir())) as folder:
             output = folder / "call.so"
@@ -46,9 +46,9 @@ def library_bytes() -> bytes | None:
             except (OSError, subprocess.CalledProcessError) as error:
                 warnings.warn(_message(error), CallLibraryWarning, stacklevel=2)
                 return None
-            found = {"code": output.read_bytes()}
-        cache.keep(source, options, found)
-    return found["code"]
+            found = output.read_bytes()
+        cache.keep_object(source, options, found)
+    return found
 
 
 def _message(error: OSError | subprocess.CalledProcessError) -> str:

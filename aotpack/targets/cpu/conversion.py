@@ -74,7 +74,7 @@ def convert_graph(item: GraphToCompile, layouts: Layouts, own: Collection[int]) 
     donated = [i for i in consumed if given[i] in donatable]
     relaid = [i for i, index in given.items() if layouts.get(index)]
     events = hashlib.sha256(json.dumps([item.key, *origins_in(item.module.graph)]).encode()).hexdigest()
-    fingerprint = json.dumps([item.training, item.runs, free, consumed, donated, sorted(layouts.items()), events])
+    fingerprint = json.dumps([item.sizes, item.training, item.runs, free, consumed, donated, sorted(layouts.items()), events])
     to_lower = GraphToLower(
         module,
         examples,

@@ -75,7 +75,7 @@ def _named(item: GraphToCompile, modules: Sequence[GraphModule]) -> list[GraphTo
         if converted not in known:
             known.append(converted)
         key = f"{item.key}.{known.index(converted)}"
-        named.append(GraphToCompile(key, converted, item.descriptor, module, item.training))
+        named.append(GraphToCompile(key, converted, item.descriptor, module, item.training, sizes=item.sizes))
     return named
 
 

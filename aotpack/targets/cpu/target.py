@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.fx import GraphModule
 
+from aotpack_loader.archive.cache import check_cache
 from aotpack_loader.archive.temporaries import temporary_directory
-from aotpack_loader.devices import cpuinfo
-from aotpack_loader.errors import BuildError, Problem
+from aotpack_loader.devices import cpuinfo, operators
+from aotpack_loader.errors import AotpackError, BuildError, Problem
 from aotpack_loader.format import media_types, schema
 
 from ..._torch import aot_autograd, inductor, lowering, products, toolchain
@@ -31,7 +32,7 @@ from ...graph import source_line
 from ...graph.expressions import render
 from ...writer.bundle import BlobStore, TargetEntry
 from ...writer.cache import CompileCache, revision_of
-from ..base import GraphToCompile
+from ..base import Capabilities, GraphToCompile, Target
 from .call_library import add_call_library, library_bytes
 from .conversion import ConvertedGraph, convert_graph
 from .parts import in_parts
@@ -85,13 +86,10 @@ class _Workers:
         self.compilers.shutdown()
 
 
-class CpuTarget:
-    """AOTInductor code for one x86-64 level (``cpu:x86-64-v3``); without a variant, the build
-    machine's level.
-    """
+class CpuTarget(Target):
+    """AOTInductor code for one x86-64 level (``cpu:x86-64-v3``); without a variant, the build machine's level."""
 
-    uses_inductor = True
-    has_lstm_kernel = True
+    capabilities = Capabilities(uses_inductor=True, has_lstm_kernel=True, tunes=True)
 
     def __init__(self, variant: str = "") -> None:
         self.products: int | None = None
@@ -117,6 +115,16 @@ class CpuTarget:
     def name(self) -> str:
         return f"cpu:{self.level}"
 
+    def lacks(self) -> list[AotpackError]:
+        """What this machine lacks: a C++ compiler, or a directory for caches."""
+        found: list[AotpackError] = []
+        for check in (toolchain.check_compiler, check_cache):
+            try:
+                check()
+            except AotpackError as error:
+                found.append(error)
+        return found
+
     def decompositions(self, *, exact_random: bool) -> aot_autograd.Decompositions:
         """Inductor's own decompositions: the partition is then the same as ``torch.compile``'s."""
         return inductor.inductor_decompositions(exact_random=exact_random)
@@ -129,10 +137,10 @@ class CpuTarget:
     def compile(
         self, graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry], store: BlobStore, cache: CompileCache
     ) -> TargetEntry:
-        return self.compile_together([self], graphs, state, store, cache)[0]
+        return self.compile_variants([self], graphs, state, store, cache)[0]
 
     @staticmethod
-    def compile_together(
+    def compile_variants(
         targets: Sequence[CpuTarget],
         graphs: Sequence[GraphToCompile],
         state: Sequence[schema.StateEntry],
@@ -141,6 +149,7 @@ class CpuTarget:
     ) -> list[TargetEntry]:
         """Compile for several instruction sets. Each graph is lowered once for all of them."""
         _refuse_unknown(graphs)
+        _refuse_strings(graphs)
         graphs, sequences = in_parts(graphs)
         used = toolchain.inductor_fingerprint()
         made = [_Made() for _ in targets]
@@ -278,7 +287,7 @@ class _Jobs:
         for target, options, files in zip(self._targets, self._options(call), found, strict=True):
             if files is None:
                 library = next(started)
-                library.start(self._workers.compilers, self._workers.chains)
+                library.start(self._workers.compilers, self._workers.chains, objects=self._cache, shared=CompileCache())
                 finish.append(partial(target._finish, item.key, library, partial(self._cache.keep, item.graph, options)))
             else:
                 finish.append(partial(dict, files))
@@ -335,11 +344,43 @@ def _lower(targets: Sequence[CpuTarget], graph: lowering.GraphToLower, folder: P
         lowering.Code(folder / target.level / graph.key / "code.so", target.march, target._bits(), target.products or 0)
         for target in targets
     ]
-    with messages.own_warnings(), targets[0]._refusing(graph.key):
+    with messages.own_warnings(), messages.quiet_torch_logs(), targets[0]._refusing(graph.key):
         return lowering.lower_with_aoti(graph, codes)
 
 
+_ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg)
+"""Their messages are escaped."""
 _CONTROL_FLOW = ("cond", "while_loop", "scan", "map_impl", "invoke_subgraph", "flex_attention")
+
+
+_IN_CPP = operators.MATH_NAMESPACES | operators.TORCH_NAMESPACES
+"""Namespaces of operators that C++ calls directly. Others get their strings as JSON."""
+
+
+def _refuse_strings(graphs: Sequence[GraphToCompile]) -> None:
+    """Reject strings that do not stay one literal: Inductor writes them into C++ without escaping them."""
+    problems = [
+        Problem(source_line(node) or item.key, f"{node.target} is given {argument!r}")
+        for item, node in _nodes(graphs)
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _IN_CPP and node.target not in _ASSERTIONS
+        for argument in _strings([node.args, node.kwargs])
+        if not argument.isprintable() or set(argument) & {'"', "\\"}
+    ]
+    if problems:
+        raise BuildError("The cpu target cannot compile a string with quotes, backslashes or control characters.", problems[:10])
+
+
+def _nodes(graphs: Sequence[GraphToCompile]) -> Iterator[tuple[GraphToCompile, torch.fx.Node]]:
+    modules = ((item, module) for item in graphs for module in item.module.modules() if isinstance(module, GraphModule))
+    return ((item, node) for item, module in modules for node in module.graph.nodes)
+
+
+def _strings(arguments: Any) -> Iterator[str]:
+    if isinstance(arguments, str):
+        yield arguments
+    elif isinstance(arguments, (list, tuple, dict)):
+        for argument in arguments.values() if isinstance(arguments, dict) else arguments:
+            yield from _strings(argument)
 
 
 def _refuse_unknown(graphs: Sequence[GraphToCompile]) -> None:
@@ -347,10 +388,7 @@ def _refuse_unknown(graphs: Sequence[GraphToCompile]) -> None:
     known = {aot_autograd.CALL_ON_COPIES, *(getattr(torch.ops.higher_order, name) for name in _CONTROL_FLOW)}
     problems = [
         Problem(source_line(node) or item.key, f"{item.key} calls higher_order.{node.target.name()}")
-        for item in graphs
-        for module in item.module.modules()
-        if isinstance(module, GraphModule)
-        for node in module.graph.nodes
+        for item, node in _nodes(graphs)
         if isinstance(node.target, torch._ops.HigherOrderOperator) and node.target not in known
     ]
     if problems:

@@ -8,14 +8,15 @@ possible, it is rejected with the user's source line (:mod:`.check`, :mod:`.lowe
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from msgspec import structs
 
-from aotpack_loader import devices
 from aotpack_loader.devices.xla import has_subclasses, unsupported, unsupported_state
 from aotpack_loader.errors import BuildError, UnsupportedError
 from aotpack_loader.format import media_types, schema
@@ -24,7 +25,7 @@ from aotpack_loader.format.donations import of_backward, of_forward
 from ..._torch.aot_autograd import Decompositions
 from ...writer.bundle import BlobStore, TargetEntry
 from ...writer.cache import CompileCache
-from ..base import GraphToCompile
+from ..base import Capabilities, GraphToCompile, Target
 from . import aot
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from .sharing import Views
 
 
-class XlaTarget:
+class XlaTarget(Target):
     """Devices behind XLA, through torch_xla.
 
     One computation serves CPUs, TPUs and others, and is compiled at load.
@@ -46,8 +47,7 @@ class XlaTarget:
             not exist; or there is no device.
     """
 
-    specializes = True
-    keeps_loops = True
+    capabilities = Capabilities(specializes=True, keeps_loops=True)
 
     def __init__(self, variant: str = "") -> None:
         self._variant = variant
@@ -67,7 +67,12 @@ class XlaTarget:
                 f"torch_xla has no device here: {str(error).strip().splitlines()[0]}",
                 hint="A build runs nothing on the device: set PJRT_DEVICE=CPU.",
             ) from error
-        devices.xla.chosen_by_build |= is_chosen_here
+        if is_chosen_here and importlib.util.find_spec("libtpu") is not None:
+            warnings.warn(
+                "This build makes XLA's CPU device, and there is libtpu here: this process can use no TPU any more. "
+                "Set PJRT_DEVICE to TPU, or to CPU, before the build, or load bundles in a fresh process.",
+                stacklevel=2,
+            )
         self._toolchain = xla.fingerprint()
 
     @property

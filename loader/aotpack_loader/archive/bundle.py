@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -26,7 +27,15 @@ from ..format.schema import (
 from ..format.validate_target import validate_target
 from . import cache
 from .layout import Layout, open_layout
-from .manifests import TargetManifest, check_references, common_config, listed, read_manifest, read_program, read_target
+from .manifests import (
+    TargetManifest,
+    check_references,
+    listed,
+    read_manifest,
+    read_programs,
+    read_target,
+    require_few_targets,
+)
 from .weights import WeightMap
 
 if TYPE_CHECKING:
@@ -46,20 +55,21 @@ class Bundle:
         index = decode(layout.read(self._index), ImageIndex, where="bundle index")
         if index.artifact_type != media_types.BUNDLE or index.media_type not in ("", media_types.OCI_INDEX):
             raise NotABundleError(f"{layout.path!r} is an OCI image layout, but not of an aotpack bundle.")
+        require_few_targets(index)
         manifests = [read_manifest(layout, descriptor) for descriptor in index.manifests]
-        self._config = common_config(manifests)
-        self._program = read_program(layout, self._config)
+        programs = read_programs(layout, manifests)
+        self._config, self._program = manifests[0].config, programs[0]
         self._manifests: dict[str, TargetManifest] = {}
-        for descriptor, manifest in zip(index.manifests, manifests, strict=True):
-            found = read_target(layout, descriptor, manifest)
+        for descriptor, manifest, program in zip(index.manifests, manifests, programs, strict=True):
+            found = read_target(layout, descriptor, manifest, program)
             if found.target.name in self._manifests:
                 raise CorruptBundleError(f"The bundle has two targets called {found.target.name!r}.")
-            check_references(self._program, found)
-            validate_target(found.target, self._program, f"target {found.target.name!r}")
+            check_references(found)
+            validate_target(found.target, program, f"target {found.target.name!r}")
             if found.target.xla or found.target.specializations:
                 from ..format.validate_xla import validate_computations  # rarely needed, so not imported at every start
 
-                validate_computations(found.target, self._program, f"target {found.target.name!r}")
+                validate_computations(found.target, program, f"target {found.target.name!r}")
             self._manifests[found.target.name] = found
         self._graphs: dict[str, Graph] = {}
 
@@ -84,6 +94,14 @@ class Bundle:
     def path(self) -> str:
         """The path it was opened from."""
         return self._layout.path
+
+    def real_path(self) -> str:
+        """Return the absolute path of the open bundle, without symbolic links.
+
+        Raises:
+            BundleError: its path leads to something else by now.
+        """
+        return self._layout.real_path()
 
     @property
     def digest(self) -> str:
@@ -125,13 +143,20 @@ class Bundle:
 
     @property
     def program(self) -> Program:
-        """The program."""
+        """The program of the first target, or of the one that :meth:`for_target` named."""
         return self._program
 
     @property
     def config(self) -> Descriptor:
         """The descriptor of the program."""
         return self._config
+
+    def for_target(self, name: str) -> Bundle:
+        """Return the same open bundle with the program of one target. Targets may have graphs of their own."""
+        found = self._manifests[name]
+        bundle = copy(self)
+        bundle._config, bundle._program = found.manifest.config, found.program
+        return bundle
 
     @property
     def targets(self) -> dict[str, Target]:
@@ -260,8 +285,9 @@ class Bundle:
 
     def documents(self) -> list[Descriptor]:
         """Return a descriptor of each blob that opening the bundle reads: what a copy with some targets has of all."""
-        found = {self._index.digest: self._index, self._config.digest: self._config}
+        found = {self._index.digest: self._index}
         for entry in self._manifests.values():
+            found.setdefault(entry.manifest.config.digest, entry.manifest.config)
             found.setdefault(entry.descriptor.digest, entry.descriptor)
             found.setdefault(entry.manifest.layers[0].digest, entry.manifest.layers[0])
         return list(found.values())
@@ -302,7 +328,8 @@ class Bundle:
     def _all_descriptors(self) -> Iterator[Descriptor]:
         for found in self._manifests.values():
             yield found.descriptor
-        yield self._config
+        for found in self._manifests.values():
+            yield found.manifest.config
         for found in self._manifests.values():
             yield from found.manifest.layers
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from ..errors import CorruptBundleError, DirectoryError, Problem
 from . import digest as digests
-from .private import by_handle, private_directory, user_directory
+from .private import by_handle, private_directory, require_writable, user_directory
 
-__all__ = ["cache_root", "extract", "private_directory", "user_directory", "write_whole"]
+__all__ = ["cache_root", "extract", "is_private", "private_directory", "read_private", "user_directory", "write_whole"]
 
 _MODE = 0o500
 
@@ -29,6 +29,15 @@ def cache_root() -> Path:
         DirectoryError: it cannot be created, belongs to another user, or others may write to it.
     """
     return private_directory(user_directory("AOTPACK_CACHE", "XDG_CACHE_HOME", ".cache"), "AOTPACK_CACHE")
+
+
+def check_cache() -> None:
+    """Check that the cache can be used, before a build begins.
+
+    Raises:
+        DirectoryError: as :func:`cache_root`, or it cannot be written to.
+    """
+    require_writable(cache_root(), "AOTPACK_CACHE")
 
 
 def extract(digest: str, raw_digest: str, raw_size: int, produce: Callable[[], bytes], suffix: str) -> Path:
@@ -96,6 +105,15 @@ def read_private(path: Path) -> bytes | None:
         return None
     with open(handle, "rb", buffering=0) as file:
         return file.read()
+
+
+def is_private(path: Path) -> bool:
+    """Whether ``path`` is a regular file that only this user can write to."""
+    handle = _open_private(path)
+    if handle is None:
+        return False
+    os.close(handle)
+    return True
 
 
 def _holds(path: Path, raw_digest: str, raw_size: int) -> bool:

@@ -21,9 +21,9 @@ def sha256(data: Buffer) -> str:
     return PREFIX + hashlib.sha256(data).hexdigest()
 
 
-def is_digest(text: str) -> bool:
+def is_digest(text: object) -> bool:
     """Whether ``text`` is a digest in the only form that bundles use."""
-    return len(text) == 71 and text.startswith(PREFIX) and _HEX_DIGITS.issuperset(text[len(PREFIX) :])
+    return isinstance(text, str) and len(text) == 71 and text.startswith(PREFIX) and _HEX_DIGITS.issuperset(text[len(PREFIX) :])
 
 
 def hex_part(digest: str) -> str:

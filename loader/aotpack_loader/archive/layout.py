@@ -90,6 +90,25 @@ class Layout(ABC):
         """Return the entries of a file by name: their bytes ``[start, stop)``. A directory has none."""
 
     @abstractmethod
+    def status(self) -> os.stat_result:
+        """Return the status of the open file or directory."""
+
+    def real_path(self) -> str:
+        """Return the absolute path of the open file or directory, without symbolic links.
+
+        Raises:
+            BundleError: its path leads to something else by now, or it has been closed.
+        """
+        found = os.path.realpath(self.path)
+        try:
+            same = os.path.samestat(os.stat(found), self.status())
+        except OSError:
+            same = False
+        if not same:
+            raise BundleError(f"The bundle {self.path!r} was replaced while it was opened.", hint="Load it again.")
+        return found
+
+    @abstractmethod
     def close(self) -> None:
         """Release the file handles. May be called twice."""
 
@@ -179,6 +198,9 @@ class _TarLayout(Layout):
     def entries(self) -> dict[str, tuple[int, int]]:
         return dict(self._entries)
 
+    def status(self) -> os.stat_result:
+        return os.fstat(self._handle)
+
     def close(self) -> None:
         self._finalizer()
 
@@ -266,6 +288,9 @@ class _DirectoryLayout(Layout):
     def entries(self) -> dict[str, tuple[int, int]]:
         return {}
 
+    def status(self) -> os.stat_result:
+        return os.fstat(self._root)
+
     def close(self) -> None:
         self._finalizer()
 
@@ -345,8 +370,7 @@ def _verify(handle: int, start: int, stop: int, descriptor: Descriptor) -> None:
     hasher = hashlib.sha256()
     for chunk in _chunks(handle, start, stop, _CHUNK):
         hasher.update(chunk)
-    found = digest.PREFIX + hasher.hexdigest()
-    if found != descriptor.digest:
+    if (found := digest.PREFIX + hasher.hexdigest()) != descriptor.digest:
         raise digest.bad_blob(descriptor, f"its content has digest {found}")
 
 

@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec import structs
 
 from ..errors import CorruptBundleError, NotABundleError, Problem
 from ..format import media_types
@@ -25,9 +26,11 @@ from ..format.schema import (
     Version,
 )
 from ..format.validate import validate_program
-from ..format.versions import check_version
+from ..format.versions import OWN_GRAPHS, check_version
 from .layout import Layout
 
+MAX_TARGETS = 1024
+_SHOWN = 50
 _KINDS = {
     "a graph": (media_types.GRAPH,),
     "weights": (media_types.WEIGHTS,),
@@ -50,11 +53,12 @@ class ProgramPreamble(Document, frozen=True):
 
 
 class TargetManifest(msgspec.Struct, frozen=True):
-    """One target with the manifest that lists its blobs, and the descriptor of that manifest."""
+    """One target with the manifest that lists its blobs, the descriptor of that manifest, and the target's program."""
 
     target: Target
     manifest: Manifest
     descriptor: Descriptor
+    program: Program
 
     @property
     def platform(self) -> Platform | None:
@@ -91,6 +95,20 @@ def _is_attachment(entry: Descriptor) -> bool:
     return entry.media_type == media_types.OCI_MANIFEST and entry.artifact_type != media_types.BUNDLE
 
 
+def require_few_targets(index: ImageIndex) -> None:
+    """Refuse a bundle index that lists a manifest twice, or too many. Each is read as often as it is listed.
+
+    Raises:
+        CorruptBundleError: it does.
+    """
+    digests = {descriptor.digest for descriptor in index.manifests}
+    if len(index.manifests) > MAX_TARGETS or len(digests) < len(index.manifests):
+        raise CorruptBundleError(
+            f"The bundle index lists {len(index.manifests)} manifests, {len(digests)} different ones.",
+            hint=f"A bundle has at most {MAX_TARGETS} targets, each with a manifest of its own.",
+        )
+
+
 def read_manifest(layout: Layout, descriptor: Descriptor) -> Manifest:
     where = f"manifest {descriptor.digest}"
     if descriptor.media_type != media_types.OCI_MANIFEST:
@@ -103,13 +121,33 @@ def read_manifest(layout: Layout, descriptor: Descriptor) -> Manifest:
     return manifest
 
 
-def common_config(manifests: list[Manifest]) -> Descriptor:
+def read_programs(layout: Layout, manifests: list[Manifest]) -> list[Program]:
+    """Return the program of each manifest. They are of one model: they differ in their graphs alone (M4)."""
     if not manifests:
         raise CorruptBundleError("The bundle has no targets.")
-    config = manifests[0].config
-    if any(manifest.config.digest != config.digest for manifest in manifests):
-        raise CorruptBundleError("The targets of the bundle are not of one program.")
-    return config
+    read = {config.digest: read_program(layout, config) for config in (manifest.config for manifest in manifests)}
+    if len(read) > 1:
+        require_one_model(list(read.values()))
+    return [read[manifest.config.digest] for manifest in manifests]
+
+
+def require_one_model(programs: Sequence[Program]) -> None:
+    """Refuse programs that differ in more than their graphs and calling conventions.
+
+    Raises:
+        CorruptBundleError: they do.
+    """
+    first, *others = map(_without_graphs, programs)
+    if any(OWN_GRAPHS not in program.features for program in programs):
+        raise CorruptBundleError("The targets of the bundle are not of one program.", hint=f"Such programs name {OWN_GRAPHS!r}.")
+    if differing := [name for name in first.__struct_fields__ if any(getattr(o, name) != getattr(first, name) for o in others)]:
+        problems = [Problem(f"program.{name}", "differs between targets") for name in differing]
+        raise CorruptBundleError("The targets of the bundle are not of one program.", problems)
+
+
+def _without_graphs(program: Program) -> Program:
+    requirements = structs.replace(program.requirements, operators=[])
+    return structs.replace(program, methods={}, origins=None, features=[], requirements=requirements)
 
 
 def read_program(layout: Layout, descriptor: Descriptor) -> Program:
@@ -141,7 +179,7 @@ def _refuse_other_version(data: memoryview) -> None:
     )
 
 
-def read_target(layout: Layout, descriptor: Descriptor, manifest: Manifest) -> TargetManifest:
+def read_target(layout: Layout, descriptor: Descriptor, manifest: Manifest, program: Program) -> TargetManifest:
     where = f"manifest {descriptor.digest}"
     if not manifest.layers or manifest.layers[0].media_type != media_types.TARGET:
         raise CorruptBundleError(f"The first layer of {where} is not a target.")
@@ -149,17 +187,19 @@ def read_target(layout: Layout, descriptor: Descriptor, manifest: Manifest) -> T
     for notes in (manifest.annotations, descriptor.annotations):
         if notes.get(media_types.ANNOTATION_TARGET, target.name) != target.name:
             raise CorruptBundleError(f"The {where} is annotated as another target than {target.name!r}.")
-    return TargetManifest(target, manifest, descriptor)
+    return TargetManifest(target, manifest, descriptor, program)
 
 
-def check_references(program: Program, found: TargetManifest) -> None:
+def check_references(found: TargetManifest) -> None:
     """Check that each referenced blob has the right kind (D4) and is a layer of the target's manifest.
 
     A pull fetches only these layers.
     """
     layers = {(layer.digest, layer.size, layer.media_type) for layer in found.manifest.layers}
-    problems = []
-    for where, descriptor, kind in _references(program, found.target):
+    problems: list[Problem] = []
+    for where, descriptor, kind in _references(found.program, found.target):
+        if len(problems) >= _SHOWN:
+            break
         if descriptor.media_type not in _KINDS.get(kind, (descriptor.media_type,)):
             problems.append(Problem(where, f"{descriptor.digest} is a {descriptor.media_type}, not {kind}"))
         elif (descriptor.digest, descriptor.size, descriptor.media_type) not in layers:

@@ -48,6 +48,22 @@ def private_directory(path: Path, variable: str) -> Path:
     return path
 
 
+def require_writable(path: Path, variable: str) -> None:
+    """Refuse a directory in which nothing can be made.
+
+    Raises:
+        DirectoryError: this user may not write to it, or its file system is read-only or full.
+    """
+    from .temporaries import temporary_directory  # only where something is built
+
+    try:
+        with temporary_directory(path):
+            pass
+    except OSError as error:
+        hint = f"Set {variable} to another directory."
+        raise DirectoryError(f"The directory {path} cannot be written to: {error.strerror}.", hint=hint) from error
+
+
 def by_handle(path: Path, variable: str) -> Path:
     """Return a name of the private directory ``path`` that stays this directory, whatever happens to its ancestors.
 

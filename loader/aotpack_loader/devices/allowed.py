@@ -23,58 +23,51 @@ from . import rules, sequence_rules
 from .rules import Rule
 
 _PLAIN: Final = """
-    __lshift__:Scalar __rshift__:Scalar _assert_async:msg _assert_scalar
-    _assert_tensor_metadata _conj _conj_physical _foreach_add:List _foreach_mul:List,ScalarList
-    _histogramdd_bin_edges _histogramdd_from_bin_cts _linalg_check_errors _linalg_det _linalg_eigh _linalg_slogdet
-    _linalg_solve_ex _linalg_svd _local_scalar_dense _log_softmax _neg_view _prelu_kernel _prelu_kernel_backward
-    _safe_softmax _softmax _standard_gamma _standard_gamma_grad _to_copy _trilinear _unique _unique2 _unsafe_index:Tensor
-    _unsafe_index_put _unsafe_view _upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d
-    _upsample_nearest_exact2d_backward abs acos acosh add:Scalar,Tensor addbmm
+    __lshift__:Scalar __rshift__:Scalar _assert_async:msg _assert_scalar _assert_tensor_metadata _conj
+    _conj_physical _foreach_add:List _foreach_mul:List,ScalarList _histogramdd_bin_edges _histogramdd_from_bin_cts
+    _linalg_check_errors _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd _local_scalar_dense
+    _log_softmax _neg_view _prelu_kernel _prelu_kernel_backward _safe_softmax _softmax _standard_gamma
+    _standard_gamma_grad _to_copy _trilinear _unique _unique2 _unsafe_view abs acos acosh add:Scalar,Tensor addbmm
     addcdiv addcmul addmm addmv addr alias alias_copy all:default,dim,dims allclose amax amin aminmax angle
-    any:default,dim,dims argmax argmin as_strided as_strided_copy as_strided_scatter asin asinh atan atan2 atanh avg_pool2d
-    avg_pool3d baddbmm bernoulli:default,p binary_cross_entropy binary_cross_entropy_backward
-    binary_cross_entropy_with_logits bincount bitwise_and:Scalar,Tensor bitwise_left_shift:Tensor bitwise_not
-    bitwise_or:Scalar,Tensor bitwise_right_shift:Tensor bitwise_xor:Scalar,Tensor block_diag bmm bucketize:Tensor cat cauchy
-    ceil celu channel_shuffle cholesky cholesky_inverse cholesky_solve clamp:Tensor,default clamp_max:Tensor,default
-    clamp_min:Tensor,default clone col2im complex constant_pad_nd convolution copy copysign:Scalar,Tensor cos cosh
-    count_nonzero:default,dim_IntList cummax cummin cumprod cumsum deg2rad detach detach_copy diag_embed diagonal
-    diagonal_backward diagonal_copy diagonal_scatter digamma dist div:Scalar,Tensor dot elu elu_backward empty_like
-    eq:Scalar,Tensor equal erf erfc erfinv exp exp2 expm1 exponential fill:Scalar,Tensor flip floor fmax fmin frac
-    frexp:Tensor full_like gather ge:Scalar,Tensor gelu geometric geqrf glu glu_backward gt:Scalar,Tensor
-    hann_window hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh
-    hardtanh_backward hash_tensor heaviside histc histogram:bin_ct,bins_tensor huber_loss huber_loss_backward hypot i0
-    igamma igammac im2col index:Tensor index_add index_copy index_fill:int_Scalar,int_Tensor index_put index_reduce
-    index_select isin:Tensor_Tensor isinf isnan isneginf isposinf kthvalue ldexp:Tensor le:Scalar,Tensor leaky_relu
-    leaky_relu_backward lerp:Scalar,Tensor lgamma lift_fresh lift_fresh_copy linalg_cholesky_ex linalg_cross linalg_eig
-    linalg_householder_product linalg_inv_ex linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_matrix_exp
-    linalg_pinv:atol_rtol_tensor linalg_qr linalg_solve_triangular linalg_vector_norm log log10 log1p log2 log_normal
-    log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or
-    logical_xor logit logit_backward logsumexp lt:Scalar,Tensor masked_fill:Scalar,Tensor masked_scatter
-    masked_scatter_backward masked_select max:default,dim max_pool2d_with_indices max_pool3d_with_indices max_unpool2d
-    max_unpool3d maximum mean:default,dim median:default,dim min:default,dim minimum mish mish_backward mm mode mse_loss
-    mse_loss_backward mul:Scalar,Tensor multinomial mv nan_to_num nanmedian:default,dim nansum narrow_copy native_dropout
-    native_dropout_backward native_layer_norm ne:Scalar,Tensor neg nextafter nonzero norm:ScalarOpt_dim
-    normal:Tensor_Tensor,Tensor_float,float_Tensor,float_float normal_functional ones_like ormqr permute permute_copy
-    pixel_shuffle pixel_unshuffle poisson polar pow:Scalar,Tensor_Scalar,Tensor_Tensor prod:default,dim_int put rad2deg
-    rand_like randint_like:default,low_dtype randn_like random:to reciprocal reflection_pad1d reflection_pad2d
-    reflection_pad3d relu renorm replication_pad1d replication_pad2d replication_pad3d roll rot90 round:decimals,default
-    rrelu_with_noise_backward rrelu_with_noise_functional rsqrt rsub:Scalar,Tensor scalar_tensor
-    scatter:reduce,src,value,value_reduce scatter_add scatter_reduce:two searchsorted:Tensor select:int select_backward
-    select_scatter sgn sigmoid sigmoid_backward sign signbit silu silu_backward sin sinc sinh slice:Tensor slice_backward
-    slice_copy:Tensor slice_scatter smooth_l1_loss smooth_l1_loss_backward soft_margin_loss soft_margin_loss_backward
-    softplus softplus_backward softshrink softshrink_backward sort:default,stable special_airy_ai special_bessel_j0
-    special_bessel_j1 special_bessel_y0 special_bessel_y1 special_entr special_erfcx special_i0e special_i1 special_i1e
+    any:default,dim,dims argmax argmin as_strided as_strided_copy as_strided_scatter asin asinh atan atan2 atanh
+    avg_pool2d avg_pool3d baddbmm bernoulli:default,p binary_cross_entropy binary_cross_entropy_backward
+    binary_cross_entropy_with_logits bitwise_and:Scalar,Tensor bitwise_left_shift:Tensor bitwise_not
+    bitwise_or:Scalar,Tensor bitwise_right_shift:Tensor bitwise_xor:Scalar,Tensor block_diag bmm bucketize:Tensor
+    cat cauchy ceil celu channel_shuffle cholesky cholesky_inverse cholesky_solve clamp:Tensor,default
+    clamp_max:Tensor,default clamp_min:Tensor,default clone col2im complex convolution copy copysign:Scalar,Tensor
+    cos cosh count_nonzero:default,dim_IntList cummax cummin cumprod cumsum deg2rad detach detach_copy diag_embed
+    diagonal diagonal_backward diagonal_copy diagonal_scatter digamma dist div:Scalar,Tensor dot elu elu_backward
+    empty_like eq:Scalar,Tensor equal erf erfc erfinv exp exp2 expm1 exponential fill:Scalar,Tensor flip floor fmax
+    fmin frac frexp:Tensor full_like ge:Scalar,Tensor gelu geometric geqrf glu glu_backward gt:Scalar,Tensor
+    hann_window hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward
+    hardtanh hardtanh_backward hash_tensor heaviside histc histogram:bin_ct,bins_tensor huber_loss
+    huber_loss_backward hypot i0 igamma igammac im2col isin:Tensor_Tensor isinf isnan isneginf isposinf kthvalue
+    ldexp:Tensor le:Scalar,Tensor leaky_relu leaky_relu_backward lerp:Scalar,Tensor lgamma lift_fresh
+    lift_fresh_copy linalg_cholesky_ex linalg_cross linalg_eig linalg_householder_product linalg_inv_ex linalg_lstsq
+    linalg_lu linalg_lu_factor_ex linalg_matrix_exp linalg_pinv:atol_rtol_tensor linalg_qr linalg_solve_triangular
+    linalg_vector_norm log log10 log1p log2 log_normal log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2
+    logcumsumexp logical_and logical_not logical_or logical_xor logit logit_backward logsumexp lt:Scalar,Tensor
+    masked_fill:Scalar,Tensor max:default,dim max_pool2d_with_indices max_pool3d_with_indices maximum
+    mean:default,dim median:default,dim min:default,dim minimum mish mish_backward mm mode mse_loss
+    mse_loss_backward mul:Scalar,Tensor multinomial mv nan_to_num nanmedian:default,dim nansum narrow_copy
+    native_dropout native_dropout_backward native_layer_norm ne:Scalar,Tensor neg nextafter norm:ScalarOpt_dim
+    normal:Tensor_Tensor,Tensor_float,float_Tensor,float_float normal_functional ones_like ormqr permute
+    permute_copy pixel_shuffle pixel_unshuffle poisson polar pow:Scalar,Tensor_Scalar,Tensor_Tensor
+    prod:default,dim_int rad2deg rand_like randint_like:default,low_dtype randn_like random:to reciprocal relu
+    renorm roll rot90 round:decimals,default rrelu_with_noise_backward rrelu_with_noise_functional rsqrt
+    rsub:Scalar,Tensor scalar_tensor select:int select_backward select_scatter sgn sigmoid sigmoid_backward sign
+    signbit silu silu_backward sin sinc sinh slice:Tensor slice_backward slice_copy:Tensor slice_scatter
+    smooth_l1_loss smooth_l1_loss_backward soft_margin_loss soft_margin_loss_backward softplus softplus_backward
+    softshrink softshrink_backward sort:default,stable special_airy_ai special_bessel_j0 special_bessel_j1
+    special_bessel_y0 special_bessel_y1 special_entr special_erfcx special_i0e special_i1 special_i1e
     special_log_ndtr special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
     special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
     special_spherical_bessel_j0 special_xlog1py special_zeta split_with_sizes split_with_sizes_copy sqrt
     squeeze:default,dim,dims squeeze_copy:default,dim stack std:correction std_mean:correction sub:Scalar,Tensor
-    sum:default,dim_IntList sym_numel sym_size:int sym_storage_offset sym_stride:int t t_copy take tan tanh tanh_backward
+    sum:default,dim_IntList sym_numel sym_size:int sym_storage_offset sym_stride:int t t_copy tan tanh tanh_backward
     threshold threshold_backward topk trace transpose:int transpose_copy:int triangular_solve tril triu trunc unfold
-    unfold_copy uniform unique_consecutive unique_dim unsqueeze unsqueeze_copy upsample_bicubic2d
-    upsample_bicubic2d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_linear1d
-    upsample_linear1d_backward upsample_nearest1d upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward
-    upsample_nearest3d upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward var:correction
-    var_mean:correction vdot view:default,dtype view_as_complex view_as_real where:self xlogy:Tensor zero zeros_like
+    unfold_copy uniform unique_consecutive unique_dim unsqueeze unsqueeze_copy var:correction var_mean:correction
+    vdot view:default,dtype view_as_complex view_as_real where:self xlogy:Tensor zero zeros_like
     prims.convert_element_type
 """
 """Their kernels check shapes, types and indices themselves."""
@@ -85,8 +78,8 @@ _RULED: Final[list[tuple[Sequence[Rule], str]]] = [
     ([rules.pool_backward(3)], "max_pool3d_with_indices_backward adaptive_max_pool3d_backward"),
     ([rules.pool_backward(2)], "fractional_max_pool2d_backward"),
     ([rules.pool_backward(3)], "fractional_max_pool3d_backward"),
-    ([rules.random_samples(2)], "fractional_max_pool2d"),
-    ([rules.random_samples(3)], "fractional_max_pool3d"),
+    ([rules.copied("random_samples"), rules.random_samples(2)], "fractional_max_pool2d"),
+    ([rules.copied("random_samples"), rules.random_samples(3)], "fractional_max_pool3d"),
     ([rules.pool_backward(2, indices=None)], "_adaptive_avg_pool2d_backward avg_pool2d_backward"),
     ([rules.pool_backward(3, indices=None)], "_adaptive_avg_pool3d_backward avg_pool3d_backward"),
     ([rules.layer_norm_backward], "native_layer_norm_backward"),
@@ -119,6 +112,11 @@ _RULED: Final[list[tuple[Sequence[Rule], str]]] = [
     ),
     ([rules.same_shape("grad_output", "self"), rules.same_dtype("grad_output", "self")], "gelu_backward"),
     # Padding and resampling
+    (
+        [rules.padded],
+        "constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
+        "replication_pad3d",
+    ),
     ([rules.pad_backward(1, reflects=True)], "reflection_pad1d_backward"),
     ([rules.pad_backward(2, reflects=True)], "reflection_pad2d_backward"),
     ([rules.pad_backward(3, reflects=True)], "reflection_pad3d_backward"),
@@ -130,6 +128,14 @@ _RULED: Final[list[tuple[Sequence[Rule], str]]] = [
     (
         [rules.antialiased],
         "_upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward",
+    ),
+    (
+        [rules.scaled],
+        "_upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d "
+        "_upsample_nearest_exact2d_backward upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d "
+        "upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward upsample_nearest1d "
+        "upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d "
+        "upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward",
     ),
     ([rules.unfolded], "unfold_backward"),
     # Distances, transforms, factors
@@ -146,10 +152,18 @@ _RULED: Final[list[tuple[Sequence[Rule], str]]] = [
     ),
     ([rules.no_least_integers("self", "other")], "gcd lcm"),
     # Indices
+    (
+        [rules.read_twice],
+        "_unsafe_index:Tensor _unsafe_index_put bincount gather index:Tensor index_add index_copy "
+        "index_fill:int_Scalar,int_Tensor index_put index_reduce index_select masked_scatter masked_scatter_backward "
+        "masked_select max_unpool2d max_unpool3d put scatter:reduce,src,value,value_reduce scatter_add "
+        "scatter_reduce:two searchsorted:Tensor take",
+    ),
+    ([rules.copied("self")], "nonzero"),
     ([rules.in_range("indices", rules.size("weight"))], "embedding"),
     (
         [
-            rules.in_range("indices", rules.number("num_weights"), least=-1),
+            rules.in_range("indices", rules.number("num_weights")),
             rules.elements("num_weights"),
             sequence_rules.embedded,
         ],
@@ -181,7 +195,8 @@ _RULED: Final[list[tuple[Sequence[Rule], str]]] = [
         [rules.elements("size")],
         "full empty:memory_format zeros ones rand randn new_full new_empty new_zeros new_ones expand randint:default,low",
     ),
-    ([rules.elements("size")], "empty_permuted empty_strided new_empty_strided expand_copy nonzero_static view_copy"),
+    ([rules.elements("size")], "empty_permuted empty_strided new_empty_strided expand_copy view_copy"),
+    ([rules.elements("size"), rules.copied("self")], "nonzero_static"),
     ([rules.elements("n", "m")], "eye:default,m randperm"),
     ([rules.elements("repeats")], "repeat"),
     (

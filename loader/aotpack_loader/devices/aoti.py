@@ -69,6 +69,8 @@ class AotiExecutable:
         arguments.clear()
         if len(results) < self._returned:
             raise CorruptBundleError(f"Compiled code returned {len(results)} values; its target uses {self._returned}.")
+        if len({*map(id, results)}) < len(results):
+            results = _separate(results)
         for position in self._numbers:
             results[position] = results[position].item()
         return results if self._outputs is None else [results[position] for position in self._outputs]
@@ -82,6 +84,17 @@ class AotiExecutable:
         for index in self.donated:
             inputs[index] = inputs[index].clone()
         return self(inputs)
+
+
+def _separate(results: list[Any]) -> list[Any]:
+    """Make several results of one tensor separate tensors, which share memory and version counter.
+
+    The graph has each result once, but AOTInductor returns one tensor for a value and its detached copy.
+    """
+    found: list[Any] = []
+    for result in results:
+        found.append(result.detach() if any(result is earlier for earlier in found) else result)
+    return found
 
 
 def _argument(item: schema.GivenInput | schema.SizeCarrier, inputs: list[Any]) -> torch.Tensor:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..archive.bundle import Bundle
     from ..format import schema
 
-INTERFACE: Final = 1
+INTERFACE: Final = 2
 """The version of what passes between the loader and the library."""
 SWITCH: Final = "AOTPACK_NATIVE_CALL"
 

@@ -143,8 +143,12 @@ def few_results(name: str, dim: str) -> Rule:
     return rule
 
 
+def read_twice(given: Arguments) -> None:
+    """The kernel counts or checks integers or truth values before it uses them: it gets copies, as whatever has a rule."""
+
+
 def copied(*names: str) -> Rule:
-    """The kernel writes to these arguments, which its schema does not say: it gets copies."""
+    """The kernel gets copies of these: it writes to them, which its schema does not say, or relies on what it has read before."""
 
     def rule(given: Arguments) -> None:
         for name in names:
@@ -275,6 +279,16 @@ def random_samples(dims: int) -> Rule:
     return rule
 
 
+def padded(given: Arguments) -> None:
+    """The padded size is bounded: kernels add up sizes without a look at what an integer holds."""
+    sizes, padding = list(given["self"].shape), [int(item) for item in given["padding" if "padding" in given else "pad"]]
+    for i, (low, high) in enumerate(zip(padding[::2], padding[1::2], strict=False)):
+        require(max(abs(low), abs(high)) <= MAX_ELEMENTS, f"the padding is {padding}")
+        if i < len(sizes):
+            sizes[-1 - i] += low + high
+    require(math.prod(max(size, 0) for size in sizes) <= MAX_ELEMENTS, f"the padded size is {sizes}")
+
+
 def pad_backward(dims: int, *, reflects: bool) -> Rule:
     """The gradient is of the padded size, and the padding within what the input has."""
 
@@ -310,6 +324,15 @@ def grid(dims: int) -> Rule:
             )
 
     return rule
+
+
+def scaled(given: Arguments) -> None:
+    """An integer holds the positions in the input that a scale gives. Kernels ignore a scale that is not positive."""
+    last = max((int(item) for item in given["output_size"]), default=0)
+    for name in ("scales", "scales_d", "scales_h", "scales_w"):
+        scale = given.get(name)
+        if scale is not None and scale > 0:
+            require(last / scale <= MAX_ELEMENTS, f"{name} is {scale}, for an output of {last}")
 
 
 def unfolded(given: Arguments) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,17 +11,12 @@ from msgspec import Struct
 from ..archive.bundle import Bundle
 from ..errors import DirectoryError, Problem, TargetError, TrustError
 from ..format import schema
-from ..format.versions import torch_satisfies
 from ..options import LoadOptions
 from ..trust import check_argument, check_trust, why_untrusted
-from . import cpuinfo
+from .backends import DEVICE_TYPES, backend_of, unfit
 
 if TYPE_CHECKING:
     from .protocols import Device
-
-PORTABLE = "portable"
-XLA = "xla"
-"""A kind of target, and of device: targets for that device run there alone, all others on the CPU alone."""
 
 
 class Selection(Struct, frozen=True):
@@ -41,8 +36,8 @@ class Selection(Struct, frozen=True):
 def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, DirectoryError] | None = None) -> Selection:
     """Choose and open a target.
 
-    Native targets are preferred, with the widest instruction set first. Targets for an XLA device
-    are used only if that device or such a target is requested. ``unusable`` are targets whose code
+    Native targets are preferred, with the widest instruction set first. Those of some backends are
+    used only if their device or such a target is requested. ``unusable`` are targets whose code
     could not be extracted.
 
     Raises:
@@ -80,7 +75,8 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
         except DirectoryError as error:
             failed[target.name], rejected[target.name] = error, _without_directory(error)
             continue
-        fallback = _fallback(bundle, rejected, backend) if target.kind == PORTABLE else ""
+        asks = trust_error is not None and options.trust is None
+        fallback = "" if is_native(target) else _fallback(bundle, rejected, backend, asks_trust=asks)
         return Selection(target, opened, why if backend is None else f"asked for; {why}", rejected, fallback)
     for refusal in (trust_error, *failed.values()):
         if refusal is not None:
@@ -103,7 +99,7 @@ def wanted(bundle: Bundle, options: LoadOptions) -> list[str]:
     for target in candidates:
         if _mismatch(bundle, target, device, options):
             continue
-        if target.kind == PORTABLE or not _untrusted(bundle, options):
+        if not is_native(target) or not _untrusted(bundle, options):
             return [target.name]
     return [target.name for target in candidates[:1]]  # select() says why it does not run
 
@@ -127,101 +123,47 @@ def _why_allowed(bundle: Bundle, target: schema.Target, options: LoadOptions) ->
     Raises:
         TrustError: it is native, and is not trusted.
     """
-    if target.kind == PORTABLE:
+    if not is_native(target):
         return "runs anywhere"
     return f"fits this machine; {check_trust(bundle.digest, options.trust, bundle, options.vouched)}"
 
 
 def _open(bundle: Bundle, target: schema.Target, device: torch.device | None, options: LoadOptions) -> Device:
-    """The device of a target that may run. Modules of other kinds of targets are not imported.
+    """The device of a target that may run.
 
     Raises:
         TrustError: a portable target calls third-party operators, and the bundle is not trusted.
     """
-    if target.kind == PORTABLE:
-        from .portable import PortableDevice
-
-        untrusted = _untrusted(bundle, options)
-        _require_consent(bundle, options.operators, untrusted)
-        return PortableDevice(bundle, _CPU, untrusted)
-    if _is_compiled_by_xla(target):
-        from .pjrt import PjrtDevice
-
-        return PjrtDevice(bundle, target)
-    if target.kind == XLA:
-        from .xla import XlaDevice
-
-        return XlaDevice(bundle, target, device or torch.device(XLA))
-    from .aoti import AotiDevice
-
-    return AotiDevice(bundle, target, _CPU)
-
-
-def _device_mismatch(target: schema.Target, device: torch.device | None, backend: str | None) -> str:
-    """Why a target does not run on the requested device, or an empty string."""
-    if _is_compiled_by_xla(target) and backend is None:
-        return f"runs where it is asked for: load with backend={target.name!r}"
-    if device is None:
-        return "runs on an XLA device: load with device='xla'" if target.device == XLA and backend is None else ""
-    if (target.device == XLA) == (device.type == XLA):
-        return ""
-    return f"runs on {'an XLA device' if target.device == XLA else 'the CPU'}, and device={str(device)!r} was asked for"
-
-
-def _require_consent(bundle: Bundle, agreed: Collection[str], untrusted: str) -> None:
-    declared = bundle.program.requirements.operators
-    if declared:
+    backend = backend_of(target)
+    assert backend is not None, "unfit() rejects what no backend runs"
+    bundle, untrusted = bundle.for_target(target.name), _untrusted(bundle, options)
+    if (declared := bundle.program.requirements.operators) and not backend.is_native:
         from . import operators
 
-        operators.require_consent(declared, agreed, untrusted)
+        operators.require_consent(declared, options.operators, untrusted)
+    return backend.open(bundle, target, device, untrusted)
 
 
-def unfit(
-    target: schema.Target,
-    program: schema.Program,
-    platform: schema.Platform | None = None,
-    *,
-    allow_untested_torch: bool = False,
-) -> str:
-    """Why ``target`` cannot run on this machine, or an empty string.
+def is_native(target: schema.Target) -> bool:
+    """Whether a target's code must be trusted: all but graphs of torch's operators."""
+    backend = backend_of(target)
+    return backend is None or backend.is_native
 
-    ``platform`` comes from its manifest's descriptor.
-    """
-    if not torch_satisfies(torch.__version__, program.requirements.torch):
-        return f"needs torch {program.requirements.torch}, this is {torch.__version__}"
-    if target.kind == PORTABLE:
+
+def _device_mismatch(target: schema.Target, device: torch.device | None, named: str | None) -> str:
+    """Why a target does not run on the requested device, or an empty string."""
+    backend = backend_of(target)
+    if backend is None:
         return ""
-    if target.kind == XLA:
-        from . import xla
-
-        return xla.unfit(target) or (_unlike_machine(target, platform) if target.device == "cpu" else "")
-    if target.kind != "aoti":
-        return f"this loader does not know code of kind {target.kind!r}"
-    if target.device != "cpu":
-        return f"this loader has no device {target.device!r}"
-    if reason := _unlike_machine(target, platform):
+    if named is None and (reason := backend.unasked(target, device)):
         return reason
-    if torch_satisfies(torch.__version__, target.torch):
+    if device is None or device.type == backend.device_type:
         return ""
-    from .torch_releases import unlike_torch  # rarely needed
-
-    return unlike_torch(target, allow_untested=allow_untested_torch)
-
-
-def _unlike_machine(target: schema.Target, platform: schema.Platform | None) -> str:
-    """What the target's code needs and this machine lacks, or an empty string."""
-    if platform is not None and platform.os != cpuinfo.system():
-        return f"built for {platform.os}, this machine runs {cpuinfo.system()}"
-    if target.architecture != cpuinfo.architecture():
-        return f"built for {target.architecture}, this machine is {cpuinfo.architecture()}"
-    missing = sorted(set(target.cpu_features) - cpuinfo.features())
-    if missing:
-        return f"needs {target.instruction_set}; this processor lacks {', '.join(missing)}"
-    return ""
+    return f"runs on {backend.place}, and device={str(device)!r} was asked for"
 
 
 def _by_preference(bundle: Bundle) -> list[schema.Target]:
-    return sorted(bundle.targets.values(), key=lambda t: (t.kind == PORTABLE, -len(t.cpu_features), t.name))
+    return sorted(bundle.targets.values(), key=lambda t: (not is_native(t), -len(t.cpu_features), t.name))
 
 
 def _called(bundle: Bundle, backend: str) -> list[schema.Target]:
@@ -231,27 +173,22 @@ def _called(bundle: Bundle, backend: str) -> list[schema.Target]:
     return [target for target in _by_preference(bundle) if target.name.partition(":")[0] == backend]
 
 
-def _is_compiled_by_xla(target: schema.Target) -> bool:
-    """Whether a target holds executables of XLA for one platform.
-
-    They run only on request, because calls through jaxlib cost more than those of a ``cpu`` target.
-    """
-    return target.kind == XLA and target.device != XLA
-
-
 def _without_directory(error: DirectoryError) -> str:
     return f"{error.summary} {error.hint}"
 
 
-def _fallback(bundle: Bundle, rejected: dict[str, str], backend: str | None) -> str:
-    native = {name: reason for name, reason in rejected.items() if bundle.targets[name].kind != XLA}
+def _fallback(bundle: Bundle, rejected: dict[str, str], backend: str | None, *, asks_trust: bool) -> str:
+    """Return the warning that portable graphs run where native code could not."""
+    targets = bundle.targets
+    native = {name: reason for name, reason in rejected.items() if not _device_mismatch(targets[name], None, None)}
     if not native or backend is not None:
         return ""
     reasons = "; ".join(f"{name}: {reason}" for name, reason in native.items())
-    return f"The bundle runs on its portable graphs, which is slower than its native code ({reasons.removesuffix('.')})."
+    how = f' If you trust whoever built it, load it with trust="{bundle.digest}".' if asks_trust else ""
+    return f"The bundle runs on its portable graphs, which is slower than its native code ({reasons.removesuffix('.')}).{how}"
 
 
-_CPU = torch.device("cpu")
+_PLACES = " and ".join(map(repr, DEVICE_TYPES))
 
 
 def _parse_device(device: str | torch.device | None) -> torch.device | None:
@@ -260,7 +197,7 @@ def _parse_device(device: str | torch.device | None) -> torch.device | None:
     try:
         device = torch.device(device)
     except RuntimeError as error:
-        raise TargetError(f"device={device!r} is not a device.", hint="Bundles run on 'cpu' and 'xla'.") from error
-    if device.type not in ("cpu", XLA):
-        raise TargetError(f"This loader runs bundles on the CPU and on XLA devices; device={device} was asked for.")
+        raise TargetError(f"device={device!r} is not a device.", hint=f"Bundles run on {_PLACES}.") from error
+    if device.type not in DEVICE_TYPES:
+        raise TargetError(f"This loader runs bundles on {_PLACES}; device={device} was asked for.")
     return device

@@ -131,19 +131,31 @@ def _with_rules(
     needed: Sequence[tuple[int, str]],
     rules: Sequence[Callable[[dict[str, Any]], None]],
 ) -> Callable[..., Any]:
-    """``function`` where all rules hold."""
+    """``function`` where all rules hold.
+
+    Rules and function get copies of integers and truth values. Another thread that runs the bundle
+    may write to the originals between the check and the use.
+    """
     positional, _ = operator_arguments.parameters(operator)
     names = [one.name for one in positional]
     defaults = {a.name: a.default_value for a in operator._schema.arguments if a.has_default_value()}
 
     def checked(**given: Any) -> Any:
-        filled = {**defaults, **given}
+        filled = {**defaults, **{name: _own_integers(value) for name, value in given.items()}}
         for rule in rules:
             rule(filled)
         return function(**{name: filled[name] for name in given})
 
     run = _with_tensors(checked, [(-1, name) for _, name in needed])
     return lambda *args, **kwargs: run(**dict(zip(names, args, strict=False)), **kwargs)
+
+
+def _own_integers(value: Any) -> Any:
+    """A copy of a tensor of integers or truth values, or of those in a list. Anything else as it is."""
+    if isinstance(value, (list, tuple)):
+        return [_own_integers(item) for item in value]
+    is_copied = isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex()
+    return value.clone() if is_copied else value
 
 
 def _bounded_rows(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,8 +166,8 @@ def _bounded_rows(name: str, function: Callable[..., Any]) -> Callable[..., Any]
 
     def run(*args: Any) -> Any:
         rows: Sequence[Any] = args[at]
-        if any(isinstance(x, torch.Tensor) and x.dim() and x.shape[0] > MAX_STEPS for x in rows):
-            raise ValueError(f"there are more than {MAX_STEPS} rows")
+        if sum(x.shape[0] for x in rows if isinstance(x, torch.Tensor) and x.dim()) > MAX_STEPS // _OF_A_RUN:
+            raise ValueError(f"there are more than {MAX_STEPS // _OF_A_RUN} rows")
         return function(*args)
 
     return run

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
     Runs = compat.Computation | compat.PartitionedComputation
 
-chosen_by_build = False
-"""Whether a build in this process has made torch_xla's devices, those of the CPU, for want of a ``PJRT_DEVICE``."""
-
 _EXTRAS = {"torch_xla": "xla", "jax": "xla-cpu", "jaxlib": "xla-cpu"}
 """Which extra of the loader brings a package."""
 
@@ -172,11 +169,6 @@ class XlaDevice:
         wanted = [item for item in found if device.index in (None, item.index)]
         if not wanted:
             raise TargetError(f"There is no device {device}.", hint=f"torch_xla has {', '.join(map(str, found)) or 'no device'}.")
-        if chosen_by_build and compat.is_cpu() and importlib.util.find_spec("libtpu") is not None:
-            raise TargetError(
-                "A build in this process has made XLA's CPU device, and there is libtpu here: no TPU can be used any more.",
-                hint="Load the bundle in a fresh process, or set PJRT_DEVICE to TPU, or to CPU, before the build.",
-            )
         self.device = wanted[0]
         if compat.is_cpu():  # a thread of torch_xla allocates the memory of each computation and its results
             _heap.keep_of_threads()

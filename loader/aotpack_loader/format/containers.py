@@ -14,7 +14,7 @@ def problems(program: schema.Program) -> Iterator[Problem]:
     """C36: the paths of ``given`` nodes and updates exist, and the program declares the feature."""
     for name, method in program.methods.items():
         at = f"$.methods[{name!r}]"
-        if next(_given(method.inputs), None) is not None:
+        if holds_given(method.inputs):
             yield Problem(f"{at}.inputs", "C36: an argument is a node of type `given`")
         trees: list[schema.Tree] = [method.outputs, *(update.tree for update in method.updates)]
         paths = [path for tree in trees for path in _given(tree)]
@@ -32,6 +32,11 @@ def problems(program: schema.Program) -> Iterator[Problem]:
             yield Problem(f"{at}.updates", "C36: a container would hold itself")
         if (paths or method.updates) and CONTAINERS not in program.features:
             yield Problem("$.features", f"C36: {at} needs the feature {CONTAINERS!r}")
+
+
+def holds_given(tree: schema.Tree) -> bool:
+    """Whether ``tree`` contains an object that the caller passed."""
+    return next(_given(tree), None) is not None
 
 
 def _given(tree: schema.Tree) -> Iterator[list[int]]:

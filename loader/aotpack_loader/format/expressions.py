@@ -24,6 +24,8 @@ Environment = Mapping[str, int]
 Compiled = Callable[[Environment], int]
 
 MAX_LENGTH = 20_000
+MAX_TOTAL = 500_000
+"""Characters of all different expressions of a document."""
 MAX_DEPTH = 100
 MAX_DIGITS = 19
 """Of an integer: enough for 64 bits."""
@@ -130,6 +132,7 @@ class _Parser:
         self.tokens = self._split(text)
         self.position = 0
         self.depth = 0
+        self._atoms: dict[str, _Part] = {}
 
     def _split(self, text: str) -> list[str]:
         """Split without regular expressions, whose compilation takes longer than all expressions of most bundles."""
@@ -197,9 +200,18 @@ class _Parser:
                 if rank == _RELATION and signs:
                     raise self.error(f"unexpected {self._peek()!r}")
                 signs.append(self._take())
-                operands.append(self._expression(rank + 1))
+                operands.append(self._atom(rank) or self._expression(rank + 1))
             left = self._joined(rank, signs, operands)
         return left
+
+    def _atom(self, rank: int) -> _Part | None:
+        """An operand that is a number or symbol alone and was read before: most of a long expression."""
+        found = self._atoms.get(self._peek())
+        following = self.tokens[self.position + 1] if self.position + 1 < len(self.tokens) else ""
+        if found is None or _RANKS.get(following, -1) > rank:
+            return None
+        self.position += 1
+        return found
 
     def _joined(self, rank: int, signs: Sequence[str], operands: Sequence[_Part]) -> _Part:
         """Operands joined by operators of one rank, left-associative."""
@@ -224,11 +236,11 @@ class _Parser:
         elif token in _REAL_FUNCTIONS:
             result = self._real_function(token)
         elif token[:1].isdigit():
-            result = self._number(token)
+            result = self._atoms[token] = self._number(token)
         elif token in _WORDS or not (token[:1].isalpha() or token[:1] == "_"):
             raise self.error(f"expected a number, a symbol or '(' but found {token or 'the end'!r}")
         else:
-            result = _Part(operator.itemgetter(token))
+            result = self._atoms[token] = _Part(operator.itemgetter(token))
         run = result.run
         return _Part(lambda env: -run(env), result.real) if negative else result
 
@@ -267,20 +279,28 @@ class _Parser:
         return _Part(lambda env: value)
 
 
+def _bounded(value: Any) -> Any:
+    """A value that a size can have on its way: nested products would grow without end, and cannot be printed.
+
+    Sizes of a trace are no numbers, and are not compared.
+    """
+    if isinstance(value, (int, float)) and not -_LIMIT < value < _LIMIT:
+        raise OverflowError("beyond all sizes")
+    return value
+
+
 def _fold(functions: list[_Function], operands: list[Compiled]) -> Compiled:
     """Sums and products, left-associative."""
     left, right, *others = operands
     function, *further = functions
     if not others:
-        return lambda env: function(left(env), right(env))
+        return lambda env: _bounded(function(left(env), right(env)))
     rest = list(zip(further, others, strict=True))
 
     def run(env: Environment) -> int:
-        value: int = function(left(env), right(env))
+        value: int = _bounded(function(left(env), right(env)))
         for apply, operand in rest:
-            value = apply(value, operand(env))
-            if not -_LIMIT < value < _LIMIT:
-                raise OverflowError("beyond all sizes")
+            value = _bounded(apply(value, operand(env)))
         return value
 
     return run

@@ -10,8 +10,8 @@ from .subclasses import data_problem
 
 MAX_DEPTH = 64
 """Of modules in modules, shared ones counted wherever they stand: torch walks them recursively."""
-MAX_MODULES = 2**20
-"""Modules of a program, shared ones counted wherever they stand: torch walks all of these paths."""
+MAX_MODULES = 2**17
+"""Modules of a program, shared ones counted wherever they stand: torch walks all of these paths, as for `repr`."""
 
 
 def problems(program: schema.Program) -> Iterator[Problem]:

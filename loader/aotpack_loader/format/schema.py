@@ -742,6 +742,9 @@ class Backward(Document, frozen=True):
     result_sources: list[list[Index]] = []
 
 
+Role = Literal["call", "derivative"]
+
+
 class Mode(Document, frozen=True):
     """A state of the caller: ``nn.Module.training``, and whether gradients are recorded."""
 
@@ -809,6 +812,11 @@ class Method(Document, frozen=True):
     flags: dict[str, bool] = {}
     updates: list[Update] = []
     lines: dict[str, str] = {}
+
+    @property
+    def role(self) -> Role:
+        """Who calls it: the user, in the modes that it serves, or another method, for derivatives of its gradients."""
+        return "call" if self.serves else "derivative"
 
 
 class ModuleClass(Document, frozen=True):

@@ -53,8 +53,8 @@ def of_primals(method: schema.Method, entries: Mapping[str, schema.StateEntry]) 
 
 
 def uses_subclasses(method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> bool:
-    """Whether any value of the method is a tensor subclass, given the program's state by name."""
-    return any(of_primals(method, entries)) or any(of_method(method, ""))
+    """Whether any value of the method is a tensor subclass or its forward takes sizes, given the program's state by name."""
+    return bool(method.sizes) or any(of_primals(method, entries)) or any(of_method(method, ""))
 
 
 def forward_arity(method: schema.Method, entries: Mapping[str, schema.StateEntry]) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 
 from ..errors import CorruptBundleError, Problem
 from . import containers, expressions, interface, modules, schema, subclasses
@@ -28,21 +29,36 @@ def validate_program(program: schema.Program, where: str) -> None:
         CorruptBundleError: lists every broken rule with its path in the document.
     """
     # Later checks walk trees and subclasses, and rely on their depth.
-    refuse(where, [*_tree_problems(program), *subclasses.depth_problems(program)])
-    problems = [*_state_problems(program), *_method_problems(program)]
-    problems += [found for rules in (subclasses, modules, interface, containers) for found in rules.problems(program)]
+    refuse(where, chain(_tree_problems(program), subclasses.depth_problems(program)))
+    refuse(where, expressions_too_long(_all_expressions(program), "$.methods"))
+    problems: Iterator[Problem] = chain(_state_problems(program), _method_problems(program))
+    for rules in (subclasses, modules, interface, containers):
+        problems = chain(problems, rules.problems(program))
     backwards = [method.backward for method in program.methods.values() if method.backward is not None]
     if any(backward.sparse or backward.tangent_writes for backward in backwards):
         from . import gradient_rules  # few programs have them
 
-        problems += gradient_rules.problems(program)
+        problems = chain(problems, gradient_rules.problems(program))
     refuse(where, problems)
 
 
-def refuse(where: str, problems: list[Problem]) -> None:
-    """Raise an error that lists the broken rules of document ``where``, if there are any."""
-    if problems:
-        raise CorruptBundleError(f"The document {where} breaks the rules of the format.", problems[:50])
+def refuse(where: str, problems: Iterable[Problem]) -> None:
+    """Raise an error that lists the first broken rules of document ``where``, if there are any. It looks no further."""
+    if found := list(islice(problems, 50)):
+        raise CorruptBundleError(f"The document {where} breaks the rules of the format.", found)
+
+
+def expressions_too_long(texts: Iterable[str], at: str) -> Iterator[Problem]:
+    """Bound the time to read the expressions of a document, each of which counts once."""
+    total = sum(map(len, set(texts)))
+    if total > expressions.MAX_TOTAL:
+        yield Problem(at, f"C13: its expressions have {total} characters in all; the limit is {expressions.MAX_TOTAL}")
+
+
+def _all_expressions(program: schema.Program) -> Iterator[str]:
+    for method in program.methods.values():
+        for _, text in chain(_expressions_before(method), _expressions_after(method)):
+            yield text
 
 
 def _tree_problems(program: schema.Program) -> Iterator[Problem]:
@@ -105,7 +121,13 @@ def _state_problems(program: schema.Program) -> Iterator[Problem]:
                 yield Problem("$.state", f"C2: {name!r} has a name below that of another entry")
                 break
         else:
-            clear.add(name.rpartition(".")[0])
+            above = name.rpartition(".")[0]
+            while above not in clear:
+                clear.add(above)
+                above = above.rpartition(".")[0]
+        if len(clear) > modules.MAX_MODULES:
+            yield Problem("$.state", f"C2: the names are of more than {modules.MAX_MODULES} modules")
+            break
 
 
 def _is_path(name: str) -> bool:
@@ -139,7 +161,13 @@ def _is_second(program: schema.Program, first: schema.Method, backward: schema.B
     reached = backward.second.depends if backward.second is not None else []
     if reached and (len(reached) != len(first.primals) or any(t >= len(backward.tangents) for ts in reached for t in ts)):
         return False
-    if second is None or second.serves or second.backward is None or second.backward.second is not None or second.mutations:
+    if (
+        second is None
+        or second.role == "call"
+        or second.backward is None
+        or second.backward.second is not None
+        or second.mutations
+    ):
         return False
     wanted = [tangent.dtype for tangent in backward.tangents]
     wanted += [leaf.dtype for leaf in first.leaves if isinstance(leaf, schema.TensorLeaf)]
@@ -329,7 +357,10 @@ def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
 
 
 def unknown_symbols(found: Iterable[tuple[str, str]], known: Collection[str], at: str) -> Iterator[Problem]:
+    valid: set[str] = set()
     for where, text in found:
+        if text in valid:
+            continue
         try:
             expressions.parse(text)
         except CorruptBundleError as error:
@@ -337,6 +368,8 @@ def unknown_symbols(found: Iterable[tuple[str, str]], known: Collection[str], at
             continue
         if unknown := expressions.symbols(text).difference(known):
             yield Problem(f"{at}{where}", f"C13: unknown symbols {', '.join(sorted(unknown))}")
+        else:
+            valid.add(text)
 
 
 def _expressions_before(method: schema.Method) -> Iterator[tuple[str, str]]:

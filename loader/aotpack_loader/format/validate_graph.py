@@ -19,7 +19,7 @@ def validate_graph(graph: schema.Graph, where: str) -> None:
     """
     if subgraphs.is_too_deep(graph):
         refuse(where, [Problem("$.subgraphs", f"G8: they are nested more than {subgraphs.MAX_DEPTH} deep")])
-    refuse(where, list(_graph_problems(graph, "$")))
+    refuse(where, _graph_problems(graph, "$"))
 
 
 def _graph_problems(graph: schema.Graph, at: str) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from ..errors import Problem
 from . import donations, schema, subclasses
-from .validate import in_range, refuse, unknown_symbols
+from .validate import expressions_too_long, in_range, refuse, unknown_symbols
 
 
 def validate_target(target: schema.Target, program: schema.Program, where: str) -> None:
@@ -18,7 +18,9 @@ def validate_target(target: schema.Target, program: schema.Program, where: str) 
     Raises:
         CorruptBundleError: lists every executable and constraint that does not fit.
     """
-    problems: list[Problem] = []
+    stated = (text for constraints in target.constraints.values() for text in constraints)
+    problems: list[Problem] = [*expressions_too_long(stated, "$.constraints")]
+    refuse(where, problems)
     for name, constraints in target.constraints.items():
         known = {symbol.name for symbol in program.methods[name].symbols} if name in program.methods else ()
         problems += unknown_symbols(((f".constraints.{name}", text) for text in constraints), known, "$")

@@ -17,7 +17,8 @@ Changes by version:
   * the feature ``autocast-variants``;
   * the feature ``sparse-gradients``: ``sparse`` of a backward;
   * the feature ``tangent-writes``: ``tangent_writes`` of a backward;
-  * ``result_sources`` of a backward.
+  * ``result_sources`` of a backward;
+  * the feature ``own-graphs``: targets may have programs of their own (M4).
 """
 
 from __future__ import annotations
@@ -44,7 +45,12 @@ SPARSE_GRADIENTS: Final = "sparse-gradients"
 TANGENT_WRITES: Final = "tangent-writes"
 """The feature of programs whose backward writes to gradients that it is given (``Backward.tangent_writes``)."""
 
-KNOWN_FEATURES: Final = frozenset({AUTOCAST_VARIANTS, CONTAINERS, SETS_REQUIRES_GRAD, SPARSE_GRADIENTS, TANGENT_WRITES})
+OWN_GRAPHS: Final = "own-graphs"
+"""The feature of each program of a bundle that has several, because targets have graphs of their own (M4)."""
+
+KNOWN_FEATURES: Final = frozenset(
+    {AUTOCAST_VARIANTS, CONTAINERS, OWN_GRAPHS, SETS_REQUIRES_GRAD, SPARSE_GRADIENTS, TANGENT_WRITES}
+)
 """Features (``Program.features``) this reader understands; an unknown one is refused."""
 
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import msgspec
 import torch
 from torch import Tensor, nn
 
-from .._torch_compat import operator
-from ..errors import EditError, InputError, Problem
+from .._torch_compat import break_while_faking, operator
+from ..errors import AotpackError, EditError, InputError, OperatorError, Problem
 from ..format import expressions, schema
 from ..runtime.autograd import Differentiable
 from ..runtime.backward_inputs import Environment
 from ..runtime.branches import BRANCH_MESSAGE, branch_error
 from ..runtime.call import MethodCall
+from ..runtime.expectations import Expected
 from ..runtime.inputs import TensorCheck
+from ..runtime.memory import extent
 from ..runtime.state import THAWED
+from ..runtime.untrusted_calls import refused
 from .methods import MethodSignature, methods_of
 
+_ADDRESSES: Final = 1 << 47
+"""Bytes that a process can have. Compilers multiply sizes, and do not check that they fit."""
 _numbers: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 _programs: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
 
@@ -62,7 +68,7 @@ def _method(number: int, digest: str, method: str) -> tuple[Any, MethodCall, Met
             hint="Keep the loaded module, and compile its caller again.",
         )
     call = next(call for call in _calls_of(program) if call.name == method)
-    return program, call, methods_of(program.aotpack.path, digest)[method]
+    return program, call, methods_of(program.aotpack.path, digest, program.aotpack.backend)[method]
 
 
 def _decoded(number: int, digest: str, method: str, text: str, tensors: Sequence[Tensor]) -> _Call:
@@ -134,24 +140,66 @@ def _primals(call: _Call, leaves: Sequence[Any], state: Sequence[Tensor]) -> lis
     return call.call.primals(values, list(leaves))
 
 
-def _empty(value: Any, environment: Environment, device: torch.device) -> Tensor:
-    shape = [_size(size, environment) for size in value.shape]
-    return torch.empty_strided(
-        shape, [_size(step, environment) for step in value.stride], dtype=getattr(torch, value.dtype), device=device
-    )
+def _empty(values: Sequence[Any], environment: Environment, device: torch.device) -> list[Tensor]:
+    """Fake tensors as the bundle records them. Where no tensor can be such, the caller's graph ends before the call.
+
+    The call then says what is wrong, as it does outside of a compiled caller.
+    """
+    try:
+        return [_fake(value, environment, device) for value in values]
+    except (AotpackError, RuntimeError, TypeError, ValueError, OverflowError) as error:
+        reason = str(error).partition("\n")[0]
+        break_while_faking(f"a loaded bundle records results that cannot be made: {reason}")
+
+
+def _fake(value: Any, environment: Environment, device: torch.device) -> Tensor:
+    shape, stride = ([_size(size, environment) for size in sizes] for sizes in (value.shape, value.stride))
+    dtype: torch.dtype = getattr(torch, value.dtype)
+    bytes_of = [dtype.itemsize * size for size in (math.prod(shape), extent(shape, stride)) if type(size) is int]
+    if max(bytes_of, default=0) > _ADDRESSES:
+        raise OverflowError(f"it has {max(bytes_of)} bytes")
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
 def _size(size: schema.Dim, environment: Environment) -> int:
-    return size if isinstance(size, int) else expressions.parse(size)(environment)
+    return expressions.evaluate(size, environment)
 
 
-def _as_recorded(found: Tensor, value: Any, environment: Environment, held: set[int]) -> Tensor:
-    """An output with the recorded strides and memory of its own, as the caller's compiler assumes."""
-    strides = tuple(_size(step, environment) for step in value.stride)
-    storage = found.untyped_storage()._cdata
-    fits = found.stride() == strides and storage not in held and found.storage_offset() == 0
-    if not fits:
-        found = _empty(value, environment, found.device).copy_(found)
+def _as_recorded(
+    found: Sequence[Any], recorded: Sequence[Any], call: MethodCall, environment: Environment, seen: Sequence[Tensor]
+) -> list[Tensor]:
+    """The outputs of a graph as the caller's compiler assumes them: what the graph records, in memory of their own.
+
+    The compiled caller reads that many elements of that type without looking at the tensors, and may
+    write to them. ``seen`` are the tensors that it or the bundle has beside these.
+
+    Raises:
+        OperatorError: outputs have another type, size, device or layout; names all of them.
+    """
+    for value in recorded:
+        [_size(size, environment) for size in value.shape]  # one without a value would count as unknown, and not be compared
+    expected = [Expected(f"output {i}", value, strides=False) for i, value in enumerate(recorded)]
+    problems = [p for item, value in zip(expected, found, strict=True) for p in item.problems(value, environment, call.device)]
+    if problems:
+        raise OperatorError(
+            f"The graphs of method {call.name!r} do not return what the bundle records.",
+            problems,
+            hint="Compiled code relies on it. The bundle may be damaged: build it again.",
+        )
+    held = _storages([*seen, *call.constants.values()])
+    try:
+        return [_own(output, value, environment, held) for output, value in zip(found, recorded, strict=True)]
+    except RuntimeError as error:
+        raise refused(error) from error  # strides that no tensor can have
+
+
+def _own(found: Tensor, value: Any, environment: Environment, held: set[int]) -> Tensor:
+    """An output with the recorded strides and memory of its own."""
+    dtype, strides = getattr(torch, value.dtype), tuple(_size(step, environment) for step in value.stride)
+    is_as_stored = not found.is_conj() and not found.is_neg() and found.dtype == dtype
+    fits = is_as_stored and found.stride() == strides and found.storage_offset() == 0
+    if not fits or found.untyped_storage()._cdata in held:
+        found = torch.empty_strided(found.shape, strides, dtype=dtype, device=found.device).copy_(found)
     held.add(found.untyped_storage()._cdata)
     return found
 
@@ -171,7 +219,6 @@ def _forward(
     if call.memory is not None:
         call.memory.check(leaves, values)
     primals = _primals(found, strided, state)
-    held = _storages([*tensors, *state])
     try:
         with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
             outputs = call.run(primals, environment)
@@ -179,7 +226,7 @@ def _forward(
         if BRANCH_MESSAGE not in str(error):
             raise
         raise branch_error(error) from error
-    return [_as_recorded(out, value, environment, held) for out, value in zip(outputs, found.signature.outputs, strict=True)]
+    return _as_recorded(outputs, found.signature.outputs, call, environment, [*tensors, *state])
 
 
 def _forward_fake(
@@ -187,7 +234,8 @@ def _forward_fake(
 ) -> list[Tensor]:
     found = _decoded(number, digest, method, text, tensors)
     environment = _environment(found)
-    return [_empty(value, environment, found.call.device) for value in found.signature.outputs]
+    outputs, gradients = found.signature.outputs, found.signature.gradients  # later, no break is possible any more
+    return _empty([*outputs, *gradients], environment, found.call.device)[: len(outputs)]
 
 
 def _lost_gradients(call: _Call, state: Sequence[Tensor]) -> Iterator[Problem]:
@@ -229,10 +277,10 @@ def _backward(
     for tangent, recorded in zip(bridge.tangents, conventions, strict=True):
         shape = torch.Size([expressions.evaluate(size, environment) for size in recorded.shape])
         arguments.append(tangent(gradients[tangent.position], shape, environment, call.device))
-    held = _storages([*primals, *outputs, *[gradient for gradient in gradients if gradient is not None]])
     with torch.no_grad(), torch.autocast(call.device.type, enabled=False):
         results = bridge.retaining(arguments)
-    return [_as_recorded(out, value, environment, held) for out, value in zip(results, signature.gradients, strict=True)]
+    seen = [*primals, *outputs, *[gradient for gradient in gradients if gradient is not None]]
+    return _as_recorded(results, signature.gradients, call, environment, seen)
 
 
 def _backward_fake(
@@ -245,7 +293,7 @@ def _backward_fake(
     gradients: Sequence[Tensor | None],
 ) -> list[Tensor]:
     call, signature = _method(number, digest, method)[1:]
-    return [_empty(value, _sizes(call, sizes), call.device) for value in signature.gradients]
+    return _empty(signature.gradients, _sizes(call, sizes), call.device)
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:

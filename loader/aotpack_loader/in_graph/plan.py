@@ -87,9 +87,9 @@ def _plan(program: Any, training: bool) -> Any:
         except AotpackError as error:
             return error.summary
     try:
-        found = methods_of(program.aotpack.path, program.aotpack.digest)[call.name]
+        found = methods_of(program.aotpack.path, program.aotpack.digest, program.aotpack.backend)[call.name]
     except (AotpackError, OSError):
         return f"the file {program.aotpack.path} of a loaded bundle has changed since the load; compiling a caller reads it"
-    if found.obstacle or not call.is_plain or program.aotpack.backend.startswith("xla"):
-        return f"a loaded bundle is compiled already, and {found.obstacle or 'its calls are for another device or tensor class'}"
+    if found.obstacle or program.aotpack.backend.startswith("xla"):
+        return f"a loaded bundle is compiled already, and {found.obstacle or 'its calls are for another device'}"
     return (number_of(program), program.aotpack.digest, call.name, found.names, found.mutations, found.results, found.tree)

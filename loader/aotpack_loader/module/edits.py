@@ -380,7 +380,11 @@ def _check_code(module: Watched, path: str, name: str, value: Any) -> None:
     if name == "_modules":
         raise refusal(path, f"cannot be replaced; {_COMPILED}", _WRAP)
     if is_method and not module._aotpack_is_root:
-        raise refusal(path, "cannot be replaced; submodules only hold parameters, and their methods never run", _REBUILD)
+        raise refusal(
+            path,
+            "cannot be replaced; submodules only hold parameters, and their methods never run",
+            _alternative([value]) or _REBUILD,
+        )
 
 
 def _adds_only(module: Watched, kind: type) -> bool:

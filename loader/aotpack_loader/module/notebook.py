@@ -26,7 +26,7 @@ def summary(program: schema.Program, loaded: Iterable[tuple[str, str]]) -> str:
         ("parameters", f"{sum(math.prod(entry.shape) for entry in parameters):,} elements, {trained:,} trained"),
         ("built with", f"aotpack {program.producer.aotpack}, torch {program.producer.torch}"),
     ]
-    methods = "".join(_method(name, method) for name, method in program.methods.items() if method.serves)
+    methods = "".join(_method(name, method) for name, method in program.methods.items() if method.role == "call")
     return (
         f"<details open><summary><b>{_text(program.name or 'bundle')}</b> (aotpack)</summary>{_table(facts)}{methods}</details>"
     )

@@ -7,6 +7,7 @@ A load makes it from the documents, or reads it from the record of an earlier lo
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any
 
 from ..value import Value
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     from ..format import schema
 
 _LOSS_ARGUMENT = "num_items_in_batch"
+KINDS = {
+    "positional_only": Parameter.POSITIONAL_ONLY,
+    "positional_or_keyword": Parameter.POSITIONAL_OR_KEYWORD,
+    "var_positional": Parameter.VAR_POSITIONAL,
+    "keyword_only": Parameter.KEYWORD_ONLY,
+    "var_keyword": Parameter.VAR_KEYWORD,
+}
 
 
 class EntryOutline(Value):
@@ -160,3 +168,20 @@ def _takes_loss_argument(program: schema.Program) -> bool:
         for tree in method.inputs.items
         if isinstance(tree, schema.DictNode)
     )
+
+
+def signature_of(parameters: list[ParameterOutline]) -> Signature | None:
+    """The signature of ``forward`` with ``self``. None if the names are invalid; Python then reports its own."""
+    shown = [Parameter("self", Parameter.POSITIONAL_ONLY)]
+    try:
+        shown += [_shown_parameter(parameter) for parameter in parameters]
+        return Signature(shown)
+    except ValueError:
+        return None
+
+
+def _shown_parameter(parameter: ParameterOutline) -> Parameter:
+    default: Any = Parameter.empty
+    if parameter.optional:
+        default = ... if parameter.opaque else parameter.default
+    return Parameter(parameter.name, KINDS[parameter.kind], default=default)

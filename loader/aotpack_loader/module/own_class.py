@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import sys
 import warnings
-from inspect import Parameter, Signature
 from types import FunctionType
 from typing import Any
 
 from torch import nn
 
 from .original_class import OriginalClass, set_type
-from .outline import Outline, ParameterOutline, outline_of
+from .outline import Outline, outline_of, signature_of
 from .program import LoadedProgram, LoadInfo
 from .submodules import root_class
 
@@ -35,17 +34,20 @@ def class_of(program: Outline) -> type[LoadedProgram]:
     body: dict[str, Any] = {"__module__": LoadedProgram.__module__, "__doc__": LoadedProgram.__doc__, "forward": forward}
     body["__class__"] = _RootClass(name, base)
     if program.signature is not None:
-        setattr(forward, "__signature__", _signature(program.signature))  # noqa: B010 - types know no such attribute
+        setattr(forward, "__signature__", signature_of(program.signature))  # noqa: B010 - types know no such attribute
         if any(parameter.kind == "var_keyword" for parameter in program.signature):
             body["accepts_loss_kwargs"] = True if program.takes_loss_argument else property(_accepts_no_loss_argument)
     bases: tuple[type, ...] = (LoadedProgram,)
     if base is not nn.Module:
         bases, body["__new__"] = (LoadedProgram, base), _made_by(base)
     if program.pretrained is not None:
-        from .pretrained import members, models  # few programs come from that library
+        from . import adapters
+        from .pretrained import members, models  # few programs come from these libraries
 
         body |= members(program.pretrained)
-        if hasattr(sys.modules.get(_LIBRARY), "PreTrainedModel"):
+        if (found := adapters.adapters_of(program.pretrained)) is not None:
+            body |= adapters.members(found)
+        if hasattr(sys.modules.get(_LIBRARY), "PreTrainedModel") and (found is None or found.base is None):
             bases = models(sys.modules[_LIBRARY])
     return type(_name(program), bases, body)
 
@@ -66,7 +68,8 @@ class _RootClass(OriginalClass):
         models = getattr(library, "PreTrainedModel", None)  # None while the library is being imported
         if models is None or type(module) is not self._owner or issubclass(self._owner, models):
             return False
-        return vars(module)["aotpack"].program.pretrained is not None
+        recorded, found = vars(module)["aotpack"].program.pretrained, getattr(self._owner, "_aotpack_adapters", None)
+        return recorded is not None and (found is None or found.base is None)
 
 
 def _made_by(base: type[nn.Module]) -> Any:
@@ -110,29 +113,3 @@ def _name(program: Outline) -> str:
         return LoadedProgram.__name__
     short = program.modules[0].kind.rpartition(".")[2]
     return short if short.isidentifier() else LoadedProgram.__name__
-
-
-def _signature(parameters: list[ParameterOutline]) -> Signature | None:
-    """The signature of ``forward`` with ``self``. None if the names are invalid; Python then reports its own."""
-    shown = [Parameter("self", Parameter.POSITIONAL_ONLY)]
-    try:
-        shown += [_parameter(parameter) for parameter in parameters]
-        return Signature(shown)
-    except ValueError:
-        return None
-
-
-def _parameter(parameter: ParameterOutline) -> Parameter:
-    default: Any = Parameter.empty
-    if parameter.optional:
-        default = ... if parameter.opaque else parameter.default
-    return Parameter(parameter.name, _KINDS[parameter.kind], default=default)
-
-
-_KINDS = {
-    "positional_only": Parameter.POSITIONAL_ONLY,
-    "positional_or_keyword": Parameter.POSITIONAL_OR_KEYWORD,
-    "var_positional": Parameter.VAR_POSITIONAL,
-    "keyword_only": Parameter.KEYWORD_ONLY,
-    "var_keyword": Parameter.VAR_KEYWORD,
-}

@@ -17,8 +17,9 @@ from typing import Any, NoReturn
 from torch import nn
 
 from ..devices.literals import plain_data
-from ..errors import EditError, MissingCodeError, Problem
+from ..errors import CorruptBundleError, EditError, MissingCodeError, Problem
 from ..format import schema
+from ..text import shown
 from .program import LoadedProgram
 
 _KEPT = frozenset({
@@ -37,6 +38,11 @@ _HINTS = {
 }
 
 
+_CODE = frozenset({
+    "_auto_class", "_from_auto", "_name_or_path", "auto_map", "custom_generate", "custom_pipelines", "kernel_config",
+    "name_or_path", "trust_remote_code", "use_kernels",
+})  # fmt: skip
+_IMPLEMENTATIONS = ("_implementation", "_implementation_internal", "_implementation_autoset")
 _LABELS = ("id2label", "label2id")
 """Values of a configuration that no model computes with."""
 
@@ -64,7 +70,10 @@ class Config:
 
     def to_json_string(self, use_diff: bool = True) -> str:
         """The values as JSON."""
-        return json.dumps(self.to_dict(), indent=2, sort_keys=True, default=_shown) + "\n"
+        try:
+            return json.dumps(self.to_dict(), indent=2, sort_keys=True, default=_shown) + "\n"
+        except TypeError:  # keys of several types have no order
+            return json.dumps(self.to_dict(), indent=2, default=_shown) + "\n"
 
     def to_json_file(self, path: str | Path, use_diff: bool = True) -> None:
         """Write the values as JSON."""
@@ -82,7 +91,10 @@ class Config:
     @property
     def num_labels(self) -> int:
         """The number of classes, as the library's configurations count them."""
-        return len(self.id2label)
+        labels = self.id2label
+        if not isinstance(labels, dict):
+            raise CorruptBundleError(f"The recorded configuration has id2label = {shown(labels)}, which names no classes.")
+        return len(labels)
 
     @num_labels.setter
     def num_labels(self, number: int) -> None:
@@ -98,8 +110,8 @@ class Config:
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _LABELS and name in self.__dict__ and self.__dict__[name] != value:
             warnings.warn(
-                f"config.{name} was {self.__dict__[name]!r} at the build, and is compiled in. The new value {value!r} is saved "
-                "with the configuration, and changes no result.",
+                f"config.{name} was {shown(self.__dict__[name])} at the build, and is compiled in. The new value {shown(value)} "
+                "is saved with the configuration, and changes no result.",
                 ConfigWarning,
                 stacklevel=2,
             )
@@ -127,14 +139,51 @@ def _shown(value: Any) -> str:
     return str(value).removeprefix("torch.")
 
 
+def names_code(key: object) -> bool:
+    """Whether a value of a configuration by this name says which code the library runs, or from where: no bundle holds it.
+
+    The library downloads and runs the code of ``auto_map`` and the kernels of ``attn_implementation``.
+    """
+    return isinstance(key, str) and (key in _CODE or (key.endswith(_IMPLEMENTATIONS) and key != "cache_implementation"))
+
+
+def without_code(value: Any) -> Any:
+    """Plain values without those whose names, at any depth, :func:`names_code` knows."""
+    if isinstance(value, dict):
+        return {key: without_code(item) for key, item in value.items() if not names_code(key)}
+    return type(value)(map(without_code, value)) if type(value) in (list, tuple) else value
+
+
+def _configuration(recorded: schema.Data, name: str) -> _Configured:
+    """The configuration of the programs of a class.
+
+    Raises:
+        CorruptBundleError: its values have the names of methods.
+    """
+    taken = [key for key in getattr(recorded, "keys", []) if is_taken(key)]
+    if taken:
+        problems = [Problem(f"program.pretrained.{name}", f"{key!r} is a method of every configuration") for key in taken]
+        raise CorruptBundleError("The recorded configuration has values in the place of methods.", problems)
+    return _Configured(recorded, name)
+
+
+def is_taken(key: object) -> bool:
+    """Whether a value of a configuration cannot have this name: a method has it, or Python's own protocol."""
+    return not isinstance(key, str) or key.startswith("__") or callable(getattr(Config, key, None))
+
+
 def members(recorded: schema.Pretrained) -> dict[str, Any]:
-    """The additional members of the class of a program, beside ``forward``."""
+    """The additional members of the class of a program, beside ``forward``.
+
+    Raises:
+        CorruptBundleError: the recorded configuration cannot be one.
+    """
     body: dict[str, Any] = {name: plain_data(value) for name, value in recorded.attributes.items() if _is_recorded(name)}
     if recorded.config is not None:
-        body["config"] = _Configured(recorded.config, "config")
+        body["config"] = _configuration(recorded.config, "config")
     if recorded.generation_config is not None:
-        body["generation_config"] = _Configured(recorded.generation_config, "generation_config")
-        body["generate"] = _refusal("generate")  # only such models have it
+        body["generation_config"] = _configuration(recorded.generation_config, "generation_config")
+        body["generate"] = refusal("generate")  # only such models have it
     body["get_input_embeddings"] = _embeddings(recorded.input_embeddings)
     body["get_output_embeddings"] = _embeddings(recorded.output_embeddings)
     body["_aotpack_unsaved"] = frozenset(recorded.unsaved)
@@ -149,7 +198,7 @@ def _is_recorded(name: str) -> bool:
 
     Names of torch's modules, of programs and of Python's protocol are excluded.
     """
-    return not hasattr(LoadedProgram, name) and not name.startswith("__")
+    return not hasattr(LoadedProgram, name) and not name.startswith("__") and not names_code(name)
 
 
 class _Configured:
@@ -161,7 +210,7 @@ class _Configured:
     def __get__(self, program: nn.Module | None, owner: type | None = None) -> Any:
         if program is None:
             return self
-        values = plain_data(self._recorded)
+        values = without_code(plain_data(self._recorded))
         made = vars(program)[self._name] = Config(values if isinstance(values, dict) else {})
         return made
 
@@ -218,16 +267,18 @@ def models(library: ModuleType) -> tuple[type, ...]:
         if name.startswith("_") or hasattr(nn.Module, name) or name in _KEPT:
             continue
         if callable(getattr(base, name)):
-            refused[name] = _refusal(name)
+            refused[name] = refusal(name)
     return LoadedProgram, type("Refusals", (), refused), base
 
 
-def _refusal(name: str) -> Callable[..., NoReturn]:
+def refusal(name: str, hint: str | None = None) -> Callable[..., NoReturn]:
+    """A method in the place of one whose code a bundle does not hold."""
+
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
         raise EditError(
             "A loaded bundle does not hold the code of its model.",
             [Problem(f"{name}()", "works on that code, which is compiled in")],
-            hint=_HINTS.get(name, "Call it on the model itself, and build the bundle again."),
+            hint=hint or _HINTS.get(name, "Call it on the model itself, and build the bundle again."),
         )
 
     refuse.__name__ = name

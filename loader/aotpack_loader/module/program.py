@@ -55,6 +55,13 @@ class LoadInfo:
         self.rejected, self.calls = rejected, calls
         self._program = program
 
+    def __repr__(self) -> str:
+        rejected = "".join(f"\n  not {name}: {reason}" for name, reason in self.rejected.items())
+        calls = "".join(f"\n  {name}: calls by {how}" for name, how in self.calls.items())
+        from ..text import visible_lines  # only to print
+
+        return visible_lines(f"{self.path}: {self.backend} ({self.reason})\n  digest {self.digest}{calls}{rejected}")
+
     @property
     def program(self) -> schema.Program:
         """The program."""
@@ -170,8 +177,18 @@ class LoadedProgram(Watched):
             state |= computed_state(self, self.aotpack.program.state, [name for name, value in state.items() if value is None])
         return state
 
-    def train(self, mode: bool = True) -> Self:
-        """Set the same modes as the original's ``train`` and ``eval``."""
+    def train(self, mode: bool = True, *args: Any, **kwargs: Any) -> Self:
+        """Set the same modes as the original's ``train`` and ``eval``.
+
+        Raises:
+            ModeError: there are further arguments, for code of the original's own ``train``.
+        """
+        if args or kwargs:
+            raise ModeError(
+                "train() of a loaded bundle takes the mode alone.",
+                [Problem(name, "is an argument of the original's own train()") for name in [*map(repr, args), *kwargs]],
+                hint="A bundle holds the modes that train() and train(False) set at the build.",
+            )
         super().train(mode)
         for path in self._aotpack_modes[bool(mode)]:
             self.get_submodule(path).training = not mode
@@ -179,6 +196,8 @@ class LoadedProgram(Watched):
 
     def _aotpack_call_without_gradients(self) -> MethodCall:
         """The method without gradients, if gradients are enabled but no parameter requires one; else an error."""
+        if may_be_recorded() and (tool := recorder()):
+            raise _retraced_error(tool)  # some tools switch to eval mode first
         grad = torch.is_grad_enabled()
         other = self._aotpack_calls.get((self.training, False))
         if grad and other is not None and not any(p.requires_grad for p in self.parameters()):

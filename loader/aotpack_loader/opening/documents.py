@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ..archive.bundle import Bundle
 from ..archive.layout import Layout
 from ..archive.weights import View, WeightMap
-from ..devices.select import Selection, select
+from ..devices.select import Selection, is_native, select
 from ..errors import BundleError, DirectoryError
 from ..format import schema
 from ..format.subclasses import backward_arity, forward_arity, stored_parts, uses_subclasses
@@ -49,14 +49,15 @@ def load_with(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test
     opened = Bundle.open(where)
     _check_pin(opened, options.digest)
     if options.policy or os.environ.get("AOTPACK_POLICY"):
-        from ..policy import apply_policies, source_of  # rarely needed
+        from ..policy import apply_policies  # rarely needed
 
-        options = apply_policies(opened, replace(options, source=options.source or source_of(bundle)))
+        options = apply_policies(opened, options)
     if options.verify == "full":
         opened.verify()
     classes = _classes(opened.program.requirements.subclasses, options.subclasses)
     state = _state(opened, opened.program, options.weights, classes)
     chosen, program, calls = _runnable(opened, classes, options)
+    opened = opened.for_target(chosen.target.name)
     reason, warning = chosen.reason, chosen.fallback
     if self_test and _is_of_another_release(chosen.target):
         from .other_release import tested_here  # rarely needed
@@ -72,6 +73,30 @@ def load_with(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test
     module = class_of(outline)(info, outline, chosen.device.moved(state), by_mode(outline.serves, calls))
     recording.keep(opened, options, chosen, outline, info, calls)
     return module, warning
+
+
+def load_candidate(
+    bundle: str | os.PathLike[str], target: str, subclasses: Collection[type] = (), *, native: bool = True
+) -> tuple[LoadedProgram, Mapping[str, MethodCall]]:
+    """The module and the calls of a bundle that this process is making, to check it before it gets its name.
+
+    Its code is the builder's own, so neither trust nor a policy is asked, and nothing is recorded.
+    Without ``native``, Python makes all calls.
+
+    Raises:
+        TargetError: the target cannot run here.
+    """
+    opened = Bundle.open(bundle)
+    needed = opened.program.requirements
+    classes = _classes(needed.subclasses, subclasses)
+    state = _state(opened, opened.program, True, classes)
+    options = LoadOptions(backend=target, trust=ALL, operators=needed.operators, allow_untested_torch=True)
+    chosen, program, calls = _runnable(opened, classes, options)
+    made = {name: _natively(call, chosen.device) for name, call in calls.items()} if native else {}
+    opened = opened.for_target(chosen.target.name)
+    info = LoadInfo(os.fspath(bundle), opened.digest, chosen.target.name, chosen.reason, opened.program, chosen.rejected, made)
+    outline = outline_of(program)
+    return class_of(outline)(info, outline, chosen.device.moved(state), by_mode(outline.serves, calls)), calls
 
 
 def complete(layout: Layout, digest: str, target: str) -> tuple[schema.Program, dict[str, MethodCall]]:
@@ -107,9 +132,10 @@ def _runnable(bundle: Bundle, classes: Classes, options: LoadOptions) -> tuple[S
         chosen = select(bundle, options, unusable)
         if options.donate:
             chosen = structs.replace(chosen, device=chosen.device.updating_in_place(chosen.target.name))
-        program = chosen.device.adapted(bundle.program)
+        own = bundle.for_target(chosen.target.name)
+        program = chosen.device.adapted(own.program)
         try:
-            return chosen, program, _calls(bundle, program, chosen, classes=classes, check=options.check)
+            return chosen, program, _calls(own, program, chosen, classes=classes, check=options.check)
         except DirectoryError as error:
             if options.backend is not None:
                 raise
@@ -191,7 +217,7 @@ def _call(loaded: LoadedMethod, bundle: Bundle, chosen: Selection, check: str, c
     if method.backward is not None:
         backward = code.executable(f"{name}.backward", method.backward.graph, backward_arity(method.backward))
     checks = _checks(loaded, bundle, chosen) if check == "full" else None
-    native = _is_native(chosen)
+    native = is_native(chosen.target)
     if _is_plain(loaded):
         return MethodCall(loaded, forward, backward, checks, native=native)
     from ..runtime.subclass_call import SubclassCall  # rarely needed, so not imported at every start
@@ -207,25 +233,21 @@ def _checks(loaded: LoadedMethod, bundle: Bundle, chosen: Selection) -> Checks:
     backward = loaded.method.backward
     graphs = bundle.graph(loaded.method.forward), None if backward is None else bundle.graph(backward.graph)
     if _is_plain(loaded):
-        return Checks(loaded, *graphs, own_layout=_is_native(chosen))
+        return Checks(loaded, *graphs, own_layout=is_native(chosen.target))
 
     from ..runtime.full_subclass_checks import SubclassChecks
 
-    return SubclassChecks(loaded, *graphs, own_layout=_is_native(chosen))
+    return SubclassChecks(loaded, *graphs, own_layout=is_native(chosen.target))
 
 
 def _is_plain(loaded: LoadedMethod) -> bool:
     """Whether a method's values are plain tensors, and its forward takes no sizes."""
-    return not loaded.method.sizes and not uses_subclasses(loaded.method, loaded.entries)
+    return not uses_subclasses(loaded.method, loaded.entries)
 
 
 def _is_of_another_release(target: schema.Target) -> bool:
     """Whether a target is native code for the CPU that was compiled for another minor release of torch."""
     return target.kind == "aoti" and not torch_satisfies(str(torch.__version__), target.torch)
-
-
-def _is_native(chosen: Selection) -> bool:
-    return chosen.target.kind != "portable"
 
 
 def _constants(bundle: Bundle, program: schema.Program) -> Mapping[str, torch.Tensor]:

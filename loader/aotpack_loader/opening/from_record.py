@@ -86,7 +86,7 @@ def _from_record(path: str, layout: Layout, backend: str | None, trust: str | Co
         layout.read(_blob([digest, index["size"], index["mediaType"]]))
         root = cache.cache_root()
         record = record_files.read(root, digest, backend)
-    except (DirectoryError, KeyError, TypeError, ValueError, CorruptBundleError):
+    except (DirectoryError, KeyError, RecursionError, TypeError, ValueError, CorruptBundleError):
         return None  # signed, damaged, or no bundle: its documents say more
     if record is None or not _suits_machine(record) or not all(map(layout.has, map(_blob, record["layers"]))):
         return None

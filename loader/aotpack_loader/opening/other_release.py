@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..archive import digest
-from ..archive.cache import cache_root, private_directory, write_whole
+from ..archive.cache import cache_root, is_private, private_directory, write_whole
 from ..devices import cpuinfo
 from ..devices.torch_releases import is_tried
 from ..errors import DirectoryError, Problem, TargetError
@@ -55,7 +55,7 @@ def tested_here(
         return f"{about}; {missing}", untried
     passed = f"{about}; its self-test passed here", ""
     note = _note(target)
-    if note is not None and note.exists():
+    if note is not None and is_private(note):
         return passed
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         report = replay(path, load, options.subclasses)

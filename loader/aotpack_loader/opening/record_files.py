@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -25,13 +25,6 @@ from ..archive import cache as files
 from ..archive.private import by_handle
 
 SWITCH: Final = "AOTPACK_RECORDED_STARTS"
-_MAKERS: Final = (
-    "opening/recording", "opening/from_record", "module/outline", "archive/bundle", "archive/weights", "devices/aoti",
-    "devices/call_sizes", "devices/select", "format/schema", "format/validate", "runtime/call", "runtime/inputs",
-    "runtime/native",
-)  # fmt: skip
-"""The modules that decide what a record has."""
-
 
 _USUAL = {
     "device": None,
@@ -92,7 +85,16 @@ def _path(root: Path, bundle: str, backend: str | None) -> Path:
 
 @cache
 def _loader() -> str:
-    """Identify this loader by its version and by the files that make records: a record of another loader does not fit."""
+    """Identify this loader by its version and all of its files: a record of another loader does not fit."""
     root = os.path.dirname(os.path.dirname(__file__))
-    found = [os.stat(f"{root}/{module}.py") for module in _MAKERS]
-    return " ".join([sys.modules["aotpack_loader"].__version__, *(f"{status.st_size}:{status.st_mtime_ns}" for status in found)])
+    text = "\n".join([sys.modules["aotpack_loader"].__version__, *sorted(_files(root, len(root)))])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _files(folder: str, length: int) -> Iterator[str]:
+    for entry in os.scandir(folder):
+        if entry.name.endswith(".py"):
+            status = entry.stat()
+            yield f"{entry.path[length:]} {status.st_size} {status.st_mtime_ns}"
+        elif "." not in entry.name and entry.name != "__pycache__" and entry.is_dir():
+            yield from _files(entry.path, length)

@@ -7,7 +7,7 @@ unusual. For other bundles each load reads the documents.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from msgspec.structs import asdict
@@ -19,15 +19,21 @@ from ..devices.aoti import AotiDevice, AotiExecutable, AotiSequence
 from ..errors import DirectoryError
 from ..format import media_types, schema
 from ..format.interface import call_trees
+from ..format.traits import Trait, unsupported
 from ..module.outline import ModuleOutline, Outline
 from ..module.program import LoadInfo
 from ..options import LoadOptions
+from ..runtime import native
 from ..runtime.call import MethodCall
 from ..runtime.native import describe, is_whole, sequence_of, sizes_of
 from . import record_files
 
 if TYPE_CHECKING:
     from ..devices.select import Selection
+
+
+SUPPORTED: Final = native.SUPPORTED - {Trait.OTHER_CONTAINERS, Trait.NESTED_ARGUMENTS}
+"""What a method of a load that is recorded may have."""
 
 
 class _UnusualError(Exception):
@@ -101,8 +107,8 @@ def _file(descriptor: schema.Descriptor) -> list[Any]:
 
 
 def _code(chosen: Selection, calls: Mapping[str, MethodCall]) -> dict[str, Any]:
-    target, library = chosen.target, cast(AotiDevice, chosen.device).call_library[0]
-    if target.call is None or (target.sequences and not getattr(library, "runs_sequences", False)):
+    target = chosen.target
+    if target.call is None:
         raise _UnusualError
     found = {}
     for name, call in calls.items():
@@ -149,9 +155,7 @@ def _tensors(bundle: Bundle, views: Mapping[str, schema.StateEntry | View]) -> d
 def _method(call: MethodCall) -> dict[str, Any]:
     method = call.method
     args, kwargs = call_trees(method.inputs)
-    if not is_whole(call):
-        raise _UnusualError
-    if not all(isinstance(item, schema.LeafNode) for item in (*args.items, *kwargs.items)):
+    if not is_whole(call) or unsupported(call.traits, SUPPORTED):
         raise _UnusualError
     description = describe(call)
     differentiable = description["differentiable"]

@@ -7,6 +7,7 @@ was checked, which is not done here.
 from __future__ import annotations
 
 import functools
+import warnings
 from pathlib import Path
 from typing import Final
 
@@ -25,13 +26,15 @@ from ..archive.attachments import (
 from ..archive.digest import check
 from ..errors import CorruptBundleError, RegistryContentError, RegistryNotFoundError
 from ..format import media_types
-from ..format.codec import decode
+from ..format.codec import decode, encode
 from ..format.schema import Descriptor
 from .client import Repository
 from .download import Sink, download
 from .store import BlobCache
 
 _KINDS: Final = frozenset({SIGSTORE_BUNDLE, IN_TOTO, CYCLONEDX})
+_MAX_NOTES: Final = 2 << 20
+"""Bytes of entries with annotations in ``index.json``, which has a limit. Further entries have none."""
 _MAX_LAYERS: Final = 16
 """The first layer is the document. Writers make one."""
 
@@ -39,27 +42,35 @@ _MAX_LAYERS: Final = 16
 def bring_attachments(source: Repository, cache: BlobCache, index: Descriptor, bundle: Path) -> list[Descriptor]:
     """Bring the attachments of the bundle ``index`` into its directory of the cache.
 
-    Returns their entries for ``index.json``. A damaged one is left out: whoever may push can add one,
-    and that must not make the bundle unreadable. Then what it says is missing, as if it were not there.
+    Returns their entries for ``index.json``. A damaged one is left out, and so is one beyond the limits: whoever
+    may push can add one, and that must not make the bundle unreadable. What it says is then missing, and a
+    warning says that the list was cut. Referrers of types that aotpack knows come first.
 
     Raises:
-        RegistryError: they cannot be pulled, or are more than a bundle may have.
+        RegistryError: they cannot be pulled.
     """
     found = []
-    size = 0
-    for entry in source.referrers(index.digest)[:MAX_ATTACHMENTS]:
-        # The manifest says of which type it is. Some tools write another type into lists, or none.
-        if entry.media_type != media_types.OCI_MANIFEST or entry.size > MAX_MANIFEST_BYTES:
-            continue
+    size = noted = 0
+    entries = {entry.digest: entry for entry in source.referrers(index.digest)}.values()
+    # The manifest says of which type it is. Some tools write another type into lists, or none: these come last.
+    fitting = [x for x in entries if x.media_type == media_types.OCI_MANIFEST and x.size <= MAX_MANIFEST_BYTES]
+    fitting.sort(key=lambda entry: entry.artifact_type not in _KINDS)
+    if len(fitting) > MAX_ATTACHMENTS:
+        message = (
+            f"{source.host}/{source.name} lists {len(fitting)} attachments of {index.digest}; the limit is {MAX_ATTACHMENTS}."
+        )
+        warnings.warn(f"{message} Signatures may be missing: remove what does not belong there.", UserWarning, stacklevel=2)
+    for entry in fitting[:MAX_ATTACHMENTS]:
         try:
             raw, manifest = _manifest(source, entry, index)
         except (CorruptBundleError, RegistryContentError, RegistryNotFoundError):
             continue
         if manifest is None:
             continue
-        size += sum(blob.size for blob in (manifest.config, *manifest.layers))
-        if size > MAX_ALL_BYTES:
-            raise RegistryContentError(f"The attachments of {index.digest} in {source.host}/{source.name} are too large.")
+        own = len(raw) + sum(blob.size for blob in (manifest.config, *manifest.layers))
+        if size + own > MAX_ALL_BYTES:
+            continue
+        size += own
         bare = Descriptor(entry.media_type, entry.digest, entry.size)
         try:
             for blob in (manifest.config, *manifest.layers):
@@ -69,7 +80,9 @@ def bring_attachments(source: Repository, cache: BlobCache, index: Descriptor, b
         cache.add_bytes(bare, raw)
         for blob in (bare, manifest.config, *manifest.layers):
             cache.link(bundle, blob)
-        found.append(msgspec.structs.replace(bare, annotations=manifest.annotations, artifact_type=manifest.artifact_type))
+        listed = msgspec.structs.replace(bare, annotations=manifest.annotations, artifact_type=manifest.artifact_type)
+        noted += len(encode(listed))
+        found.append(listed if noted <= _MAX_NOTES else bare)
     return found
 
 

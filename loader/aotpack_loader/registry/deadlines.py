@@ -16,9 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-import urllib3
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from .http_library import HTTPConnection, HTTPConnectionPool, HTTPSConnection, HTTPSConnectionPool, urllib3
 
 _IDLE = 2.0
 """Seconds after which a watch without work ends its thread."""

@@ -35,7 +35,7 @@ def fetch(text: str, options: LoadOptions) -> tuple[Path, LoadOptions]:
         from .files import fetch_file  # stores of files need no HTTP library of ours
 
         path, is_local = fetch_file(text)
-        return path, replace(pinned(options, options.digest), source=os.path.realpath(path) if is_local else text)
+        return path, replace(pinned(options, options.digest), source="" if is_local else text)
     from .pull import pull
 
     reference = Reference.parse(text)
@@ -45,8 +45,8 @@ def fetch(text: str, options: LoadOptions) -> tuple[Path, LoadOptions]:
             raise RegistryError(f"digest={options.digest!r} is wanted, and {reference} names another.")
         reference = reference.at(options.digest)
     options = pinned(options, reference.digest or None)
-    file = options.lock or os.environ.get(_VARIABLE) or FILE_NAME
-    reference = locked(reference, file, required=options.lock is not None)
+    named = options.lock or os.environ.get(_VARIABLE)
+    reference = locked(reference, named or FILE_NAME, required=options.lock is not None, is_named=bool(named))
     return pull(reference, lambda bundle: wanted(bundle, _permitted(bundle, options))).path, options
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ..archive.bundle import Bundle
-from ..archive.cache import cache_root, private_directory
+from ..archive.cache import cache_root, is_private, private_directory
 from ..archive.digest import hex_part, sha256
 from ..archive.temporaries import temporary_file
 from ..errors import AotpackError, BundleNotFoundError, RegistryError
@@ -33,9 +33,9 @@ def fetch_file(url: str) -> tuple[Path, bool]:
         if "file" in _protocols(store):
             return Path(path), True
         name = hex_part(sha256(f"{url}\n{store.ukey(path)}".encode()))
-        folder = private_directory(private_directory(cache_root() / "registry", "AOTPACK_CACHE") / "files", "AOTPACK_CACHE")
+        folder = private_directory(cache_root() / "registry" / "files", "AOTPACK_CACHE")
         target = folder / f"{name}.aotpack"
-        if not target.exists():
+        if not is_private(target):
             with temporary_file(folder, 0o600) as temporary:
                 store.get_file(path, str(temporary.path))
                 temporary.move_to(target)
@@ -98,14 +98,22 @@ def _protocols(store: Any) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _translated(url: str) -> Any:
-    """Raise errors of a store as ours. Drivers derive theirs from OSError."""
+    """Raise errors of a store as ours.
+
+    Most drivers derive theirs from OSError. Those of an HTTP library of their own need not.
+    """
     try:
         yield
     except FileNotFoundError as error:
         if isinstance(error, AotpackError):
             raise
         raise BundleNotFoundError(f"There is no bundle at {url}.") from error
-    except OSError as error:
-        if isinstance(error, AotpackError):
-            raise
-        raise RegistryError(f"{url} cannot be read or written: {type(error).__name__}: {error.strerror or ''}.") from error
+    except AotpackError:
+        raise
+    except Exception as error:
+        raise RegistryError(f"{url} cannot be read or written: {type(error).__name__}{_reason(error)}.") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the system's reason for an error. Texts of drivers may hold credentials, and are left out."""
+    return f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""

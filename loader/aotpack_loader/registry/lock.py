@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -23,19 +24,35 @@ FILE_NAME: Final = "aotpack.lock"
 _MAX_BYTES = 4 << 20
 
 
-def read_lock(path: str | os.PathLike[str]) -> dict[str, str]:
+def read_lock(path: str | os.PathLike[str], *, is_named: bool = True) -> dict[str, str]:
     """Return the entries of a lock file; none if there is no such file.
 
+    A file that nobody named, but that lies in the working directory, must be this user's or root's.
+
     Raises:
-        LockError: it cannot be read, or is not a lock file.
+        LockError: it cannot be read, is not a lock file, or is another user's.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+        owners = {os.lstat(path).st_uid}
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # NONBLOCK: a FIFO must not hang
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise LockError(f"The lock file {os.fspath(path)} cannot be read: {error.strerror}.") from error
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise LockError(f"The lock file {os.fspath(path)} is not a file.")
+        if not is_named and (not {*owners, status.st_uid} <= {0, os.geteuid()} or status.st_mode & stat.S_IWOTH):
+            raise LockError(
+                f"Another user owns the lock file {os.path.abspath(path)}, or any user may write to it: it is not used unasked.",
+                hint=f"Remove it, or name it: lock={os.fspath(path)!r} or $AOTPACK_LOCK.",
+            )
+        data = os.read(handle, _MAX_BYTES + 1)
+    except OSError as error:
+        raise LockError(f"The lock file {os.fspath(path)} cannot be read: {error.strerror}.") from error
+    finally:
+        os.close(handle)
     try:
         document = json.loads(data, object_pairs_hook=_distinct) if len(data) <= _MAX_BYTES else None
     except (ValueError, RecursionError):
@@ -70,15 +87,15 @@ def write_lock(path: str | os.PathLike[str], name: str, digest: str) -> None:
         raise LockError(f"The lock file {os.fspath(path)} cannot be written: {error.strerror}.") from error
 
 
-def locked(reference: Reference, path: str | os.PathLike[str], *, required: bool = False) -> Reference:
+def locked(reference: Reference, path: str | os.PathLike[str], *, required: bool = False, is_named: bool = True) -> Reference:
     """Return the reference with the digest that the lock file has for it.
 
-    Without an entry it is returned unchanged, unless one is ``required``.
+    Without an entry it is returned unchanged, unless one is ``required``. ``is_named`` as in :func:`read_lock`.
 
     Raises:
         LockError: an entry is required and missing, or the reference names another digest.
     """
-    found = read_lock(path).get(reference.name)
+    found = read_lock(path, is_named=is_named).get(reference.name)
     if found is None:
         if required:
             hint = f"Add it with `aotpack pull {reference} --lock`."

@@ -18,6 +18,7 @@ import msgspec
 
 from ..archive.bundle import Bundle
 from ..archive.digest import check, is_digest
+from ..archive.manifests import MAX_TARGETS
 from ..errors import Problem, RegistryContentError, RegistryError, TargetError
 from ..format import media_types
 from ..format.codec import MAX_DOCUMENT_BYTES, decode, encode
@@ -34,7 +35,6 @@ from .store import BlobCache
 from .transport import Transport
 
 T = TypeVar("T")
-_MAX_TARGETS = 1024
 _NAMED = {media_types.ANNOTATION_REF_NAME: "latest"}
 Choose = Callable[[Bundle], Collection[str]]
 """Names the targets to pull, given a bundle of which only the documents are there."""
@@ -95,8 +95,8 @@ class Puller:
         index = self._index(digest)
         listed = decode(self._read(index), ImageIndex, where="bundle index")
         _refuse_other_index(listed, self.reference)
-        if len(listed.manifests) > _MAX_TARGETS:
-            raise RegistryContentError(f"{self.reference} lists {len(listed.manifests)} targets; the limit is {_MAX_TARGETS}.")
+        if len(listed.manifests) > MAX_TARGETS:
+            raise RegistryContentError(f"{self.reference} lists {len(listed.manifests)} targets; the limit is {MAX_TARGETS}.")
         manifests = run_all(self.transport, (functools.partial(self._manifest, entry) for entry in listed.manifests))
         documents = {document.digest: document for m in manifests for document in (m.config, *m.layers[:1])}
         if sum(document.size for document in documents.values()) > MAX_DOCUMENT_BYTES:

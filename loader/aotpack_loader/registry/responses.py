@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import urllib3
-
 from .deadlines import Watch
+from .http_library import urllib3
 
 ERRORS = (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError)
 """What a connection can raise. ``ssl.SSLError`` and time-outs are among them."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..archive.cache import cache_root, private_directory
+from ..archive.cache import cache_root, is_private, private_directory
 from ..archive.digest import hex_part
 from ..archive.temporaries import is_still_at, remove_stale, temporary_file
 from ..errors import DirectoryError
@@ -50,10 +50,7 @@ class BlobCache:
 
     def has(self, descriptor: Descriptor) -> bool:
         """Whether the blob is there."""
-        try:
-            return os.lstat(self.path(descriptor.digest)).st_size == descriptor.size
-        except FileNotFoundError:
-            return False
+        return _is_here(self.path(descriptor.digest), descriptor)
 
     def add(self, descriptor: Descriptor, fill: Callable[[Sink], None]) -> bool:
         """Make sure that the blob is there. ``fill`` completes it, from what an earlier process left.
@@ -106,13 +103,9 @@ class BlobCache:
         """Give an unpacked bundle of the cache a blob that the cache holds."""
         target = bundle / "blobs" / "sha256" / hex_part(descriptor.digest)
         with self._translated():
-            try:
-                if os.lstat(target).st_size == descriptor.size:
-                    return
-            except FileNotFoundError:
-                pass
-            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._link(self.path(descriptor.digest), target)
+            private_directory(target.parent, _VARIABLE)
+            if not _is_here(target, descriptor):
+                self._link(self.path(descriptor.digest), target)
 
     def write(self, bundle: Path, index: bytes) -> None:
         """Write the two files that make a directory a bundle. Its documents are linked already."""
@@ -129,7 +122,7 @@ class BlobCache:
                     temporary.move_to(path)
 
     def _link(self, source: Path, target: Path) -> None:
-        target.unlink(missing_ok=True)  # it has another size, so it is damaged
+        target.unlink(missing_ok=True)  # it has another size or owner
         try:
             os.link(source, target)
         except FileExistsError:
@@ -173,3 +166,8 @@ class BlobCache:
             cause = error.error if isinstance(error, WriteError) else error
             hint = f"Set {_VARIABLE} to a directory with enough space, or free some with `aotpack cache prune`."
             raise DirectoryError(f"The cache {self.root} cannot be written to: {cause.strerror}.", hint=hint) from error
+
+
+def _is_here(path: Path, descriptor: Descriptor) -> bool:
+    """Whether the file is there, whole, and only this user can write to it."""
+    return is_private(path) and os.lstat(path).st_size == descriptor.size

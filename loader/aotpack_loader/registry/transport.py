@@ -19,17 +19,10 @@ from ..errors import RegistryAuthError, RegistryConnectionError, RegistryContent
 from .addresses import host_and_port, is_inside, join, origin, split
 from .auth import Authorizer
 from .credentials import Credential, find_credential
+from .deadlines import SlowAnswerError, Watch, watched
+from .http_library import urllib3
+from .responses import ERRORS, MAX_ERROR_BYTES, Answer, Response, drained, message
 from .settings import Settings, is_loopback
-
-try:
-    import urllib3
-
-    from .deadlines import SlowAnswerError, Watch, watched
-    from .responses import ERRORS, MAX_ERROR_BYTES, Answer, Response, drained, message
-except ImportError as error:
-    raise RegistryError(
-        "Registries need the package urllib3, which is not installed.", hint="Run `pip install 'aotpack-loader[registry]'`."
-    ) from error
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -76,7 +76,7 @@ class Differentiable:
         # Some operators of torch give undefined gradients, so an output may lead back to no primal.
         # Such an output requires grad as in eager.
         self.sources = [found or range(len(self.gradients)) for found in sources]
-        self.detached = [gradient is None and all(sources) for gradient in self.gradients]
+        self.detached = [gradient is None and bool(sources) and all(sources) for gradient in self.gradients]
         self.tangent_writes = self._tangent_writes(convention) if convention.tangent_writes else []
 
     def __call__(self, primals: list[torch.Tensor], environment: Environment) -> list[Any]:

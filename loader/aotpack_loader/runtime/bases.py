@@ -10,14 +10,28 @@ from collections.abc import Sequence
 
 import torch
 
+from .._torch_compat import have_one_version
 from ..errors import InputError, Problem
 from ..format import schema
 
 
 class Base:
-    """Makes one base from the arguments of a call."""
+    """Makes one base from the arguments of a call.
 
-    def __init__(self, primal: schema.SyntheticBasePrimal | schema.ViewBasePrimal, leaves: Sequence[schema.InputLeaf]) -> None:
+    Args:
+        primal: the base.
+        leaves: all arguments.
+        records: whether the method has a backward, which may need what the arguments were before a write.
+    """
+
+    def __init__(
+        self,
+        primal: schema.SyntheticBasePrimal | schema.ViewBasePrimal,
+        leaves: Sequence[schema.InputLeaf],
+        *,
+        records: bool = False,
+    ) -> None:
+        self._records = records
         order = sorted(primal.members, key=lambda member: (member.detached, not member.written, member.leaf))
         self._first, self._members = order[0], order
         self._paths = {member.leaf: leaves[member.leaf].path for member in order}
@@ -49,6 +63,8 @@ class Base:
                 raise self._refused(member.leaf, "must share memory, as it did when the bundle was built, with")
             if self._geometry is not None and not _is_related(tensor, base, member):
                 raise self._refused(member.leaf, "must be related in autograd, as it was when the bundle was built, to")
+            if self._records and torch.is_grad_enabled() and not have_one_version(base, tensor):
+                raise counted_apart(self._paths[member.leaf], self._other(member.leaf))
         return base
 
     def _base(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -81,12 +97,27 @@ class Base:
         return [member.leaf for member in self._members if member.written]
 
     def _refused(self, leaf: int, message: str) -> InputError:
-        other = next(path for i, path in self._paths.items() if i != leaf)
         return InputError(
             "The arguments do not share memory as they did when the bundle was built, and the model writes to one of them.",
-            [Problem(self._paths[leaf], f"{message} {other}")],
+            [Problem(self._paths[leaf], f"{message} {self._other(leaf)}")],
             hint="Call it with arguments that share memory in the same way, or build with arguments that share none.",
         )
+
+    def _other(self, leaf: int) -> str:
+        return next(path for i, path in self._paths.items() if i != leaf)
+
+
+COUNTED_APART = "but a write to one does not count as a write to the other (set_, data)"
+"""Why eager would compute gradients from memory that was written to since."""
+
+
+def counted_apart(path: str, other: str) -> InputError:
+    """The error for arguments in one memory whose version counters are not one."""
+    return InputError(
+        "Tensors of this call share memory, and the model writes to one of them.",
+        [Problem(path, f"shares its memory with {other}, {COUNTED_APART}")],
+        hint="Autograd does not detect such writes. Pass a clone, or detach() in place of set_ and data.",
+    )
 
 
 def _is_related(tensor: torch.Tensor, base: torch.Tensor, member: schema.BaseMember) -> bool:

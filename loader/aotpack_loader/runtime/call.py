@@ -12,6 +12,8 @@ import torch
 from .._torch_compat import backward_is_compiled
 from ..errors import CorruptBundleError, InputError, Problem
 from ..format import schema
+from ..format.containers import holds_given
+from ..format.traits import traits_of
 from .autograd import Differentiable, Executable, RecomputationStopped
 from .epilogue import Epilogue
 from .identity import Memory
@@ -20,7 +22,6 @@ from .loaded_method import LoadedMethod
 from .modes import Modes
 from .mutations import Layouts, WrittenLeaves
 from .state import State
-from .tree import holds_given
 from .views import CallValues, detach_outputs, detached_outputs
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class MethodCall:
         self.name, self.flags = loaded.name, method.flags
         self.checks, self.method, self.constants = checks, method, constants
         self.device = device
+        self.traits = traits_of(method, entries)
         self.modes = Modes(method, device, native=native)
         self.inputs = self._arguments(method, device)
         self.forward = forward
@@ -64,7 +66,7 @@ class MethodCall:
             self.differentiable = self._bridge(method.backward, backward, native=native)
         self._made_to_require = [i for i, leaf in enumerate(method.leaves) if getattr(leaf, "sets_requires_grad", False)]
         # The original enables gradients although its caller has disabled them.
-        self._turns_on = bool(method.serves) and not any(mode.grad for mode in method.serves)
+        self._turns_on = method.role == "call" and not any(mode.grad for mode in method.serves)
         self._untrusted: bool = getattr(forward, "is_untrusted", False)
         self._epilogue = Epilogue(method, checks, restores=self._untrusted)
         self.own = detached_outputs(method.results)
@@ -72,18 +74,13 @@ class MethodCall:
         self._primals = _sources(method, constants)
         self.state = self._assumed(method, entries, device)
         bases = [p for p in method.primals if isinstance(p, (schema.SyntheticBasePrimal, schema.ViewBasePrimal))]
-        self._bases = _bases_of(bases, method.leaves) if bases else []
+        self._bases = _bases_of(bases, method) if bases else []
         self.memory = self._memory_rules(method, entries) if method.mutations else None
         self.written_leaves = WrittenLeaves(method)
         self.native: NativeCall | None = None
         self.unflatten = self._epilogue.unflatten
         self.containers = _containers_of(method)
         self._layouts = Layouts(method) if any(mutation.kind != "data" for mutation in method.mutations) else None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether tensors are passed to the graphs as they are: this is no call of a subclass of this class."""
-        return type(self) is MethodCall
 
     def differentiate_again(self, second: MethodCall) -> None:
         """Use ``second`` for gradients that are differentiated again."""
@@ -236,12 +233,10 @@ class MethodCall:
             environment[name] = _measure(outputs[output], dim)
 
 
-def _bases_of(
-    primals: Sequence[schema.SyntheticBasePrimal | schema.ViewBasePrimal], leaves: Sequence[schema.InputLeaf]
-) -> list[Base]:
+def _bases_of(primals: Sequence[schema.SyntheticBasePrimal | schema.ViewBasePrimal], method: schema.Method) -> list[Base]:
     from .bases import Base  # most programs have none
 
-    return [Base(primal, leaves) for primal in primals]
+    return [Base(primal, method.leaves, records=method.backward is not None) for primal in primals]
 
 
 def _containers_of(method: schema.Method) -> Containers | None:

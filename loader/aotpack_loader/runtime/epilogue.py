@@ -12,9 +12,10 @@ import torch
 
 from ..devices.literals import literal
 from ..format import expressions, schema
+from ..format.containers import holds_given
 from .mutations import Mutations
 from .result_sources import of_method
-from .tree import holds_given, unflattener
+from .tree import unflattener
 from .views import CallValues, Kept, Key, Replay, replayer, shared_values, with_origins
 
 if TYPE_CHECKING:

@@ -44,8 +44,10 @@ class Expected:
             dtype = str(value.dtype).removeprefix("torch.")
             # Without elements the dtype does not matter, and some operators return another one than
             # in the trace.
-            if (dtype != kind.dtype and value.numel()) or value.device.type != device.type or not _agree(value.shape, shape):
-                found = f"{dtype}[{','.join(map(str, value.shape))}] on {value.device.type}"
+            is_placed = value.device.type == device.type and value.layout is torch.strided
+            if (dtype != kind.dtype and value.numel()) or not is_placed or not _agree(value.shape, shape):
+                layout = "" if value.layout is torch.strided else f" ({value.layout})"
+                found = f"{dtype}[{','.join(map(str, value.shape))}] on {value.device.type}{layout}"
                 yield Problem(self.where, f"should be {wanted}, is {found}")
                 return
             stride = _sizes(kind.stride, environment)

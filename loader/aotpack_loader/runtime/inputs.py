@@ -27,6 +27,10 @@ Environment = dict[str, int]
 Check = Callable[[Any, Environment, list[Problem]], Any]
 
 
+_NO_SIZE = -1
+"""Stands for the value of an expression that is divided by zero or beyond all sizes: no tensor has it."""
+
+
 class LayoutWarning(UserWarning):
     """An argument has other strides than at build, so it is copied. Results have the strides of the build.
 
@@ -82,13 +86,6 @@ class Inputs:
         if problems:
             raise _error(problems)
         return leaves, checked, environment
-
-    def admits(self, environment: Environment) -> bool:
-        """Whether tensor sizes are within their ranges and meet the constraints."""
-        tensors = [check for _, check in self.binding if isinstance(check, TensorCheck)]
-        symbols = [symbol for check in tensors for _, symbol in check.binds]
-        in_range = all(symbol.takes(environment[symbol.name]) for symbol in symbols)
-        return in_range and all(_is_satisfied(holds, environment) for _, holds in self._constraints)
 
     def _unsatisfied_constraint(self, text: str, environment: Environment) -> Problem:
         """The problem for a violated constraint. It shows each size, the argument it comes from and its value."""
@@ -282,7 +279,7 @@ class TensorCheck:
             if str(size) in bound:
                 return labels.range(bound[str(size)])
             value = _try(size, environment) if isinstance(size, str) else None
-            return labels.text(size) if value is None else f"{labels.text(size)}={value}"
+            return labels.text(size) if value is None or value == _NO_SIZE else f"{labels.text(size)}={value}"
 
         sizes = [shown(size) for size in self.leaf.shape]
         return f"{self.leaf.dtype}[{','.join(sizes)}]" + ("" if self.device.type == "cpu" else f" on {self.device}")
@@ -314,11 +311,11 @@ def _copied(path: str, strides: list[int], wanted: list[int]) -> str:
 
 
 def _try(size: str, environment: Environment) -> int | None:
-    """The size; None if it depends on an argument that is itself wrong and already reported."""
+    """The size; None if it depends on an argument that is itself wrong and already reported; ``_NO_SIZE`` if it has no value."""
     try:
         return expressions.evaluate(size, environment)
     except CorruptBundleError:
-        return None
+        return _NO_SIZE if environment.keys() >= expressions.symbols(size) else None
 
 
 def _labels(symbols: list[schema.Symbol], sources: Mapping[str, str] | None = None) -> Labels:
@@ -332,5 +329,6 @@ def describe(value: Any) -> str:
         kind = "" if is_plain_tensor(value) else f" ({type(value).__name__})"
         device = "" if value.device.type == "cpu" else f" on {value.device}"
         return f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, value.shape))}]{device}{kind}"
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:60] + '…'}"
+    from ..text import shown  # messages only
+
+    return f"{type(value).__name__} {shown(value)}"

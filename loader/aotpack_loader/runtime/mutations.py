@@ -148,14 +148,17 @@ class Layouts:
 
 
 class WrittenLeaves:
-    """Checks arguments that a method writes to with gradients. A leaf that requires grad is refused, as in eager."""
+    """Checks arguments that a method writes to with gradients. A leaf that requires grad, and a view of one, are refused.
+
+    Eager refuses them, too. Writes to a leaf through a tensor that autograd does not relate to it are allowed.
+    """
 
     def __init__(self, method: schema.Method) -> None:
         self.leaves: list[tuple[int, str]] = []
         for mutation in method.mutations:
-            primal = method.primals[mutation.primal]
-            if isinstance(primal, schema.InputPrimal) and mutation.requires_grad and not mutation.hidden_from_autograd:
-                self.leaves.append((primal.leaf, method.leaves[primal.leaf].path))
+            if mutation.requires_grad and not mutation.hidden_from_autograd:
+                written = _written_with_gradients(method.primals[mutation.primal])
+                self.leaves += [(leaf, method.leaves[leaf].path) for leaf in written]
 
     def check(self, leaves: Sequence[Any]) -> None:
         """Check the caller's leaves.
@@ -164,7 +167,10 @@ class WrittenLeaves:
             InputError: names all that are leaves and require a gradient; nothing was run.
         """
         if torch.is_grad_enabled():
-            problems = [Problem(path, "is a leaf that requires a gradient") for i, path in self.leaves if _is_leaf(leaves[i])]
+            found = [(path, leaves[i]) for i, path in self.leaves if _is_of_leaf(leaves[i])]
+            problems = [
+                Problem(path, f"is {'' if x.is_leaf else 'a view of '}a leaf that requires a gradient") for path, x in found
+            ]
             if problems:
                 raise InputError(
                     "The model writes to arguments in place, which autograd does not allow for leaves that require a gradient.",
@@ -173,5 +179,16 @@ class WrittenLeaves:
                 )
 
 
-def _is_leaf(tensor: torch.Tensor) -> bool:
-    return tensor.requires_grad and tensor.is_leaf
+def _written_with_gradients(primal: schema.Primal) -> list[int]:
+    """The arguments that a write to ``primal`` changes, as far as autograd follows it."""
+    if isinstance(primal, schema.InputPrimal):
+        return [primal.leaf]
+    if isinstance(primal, schema.ViewBasePrimal):
+        return [member.leaf for member in primal.members if member.written and not member.detached]
+    return []
+
+
+def _is_of_leaf(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a leaf that requires a gradient, or a view of one. ``call`` in call.cpp asks the same."""
+    root = tensor if tensor._base is None else tensor._base
+    return tensor.requires_grad and root.is_leaf

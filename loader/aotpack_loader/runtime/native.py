@@ -18,6 +18,7 @@ from ..devices.call_sizes import BySizes, make
 from ..devices.literals import literal
 from ..errors import AutogradError, Problem
 from ..format import schema
+from ..format.traits import Trait, unsupported
 from .autograd import Differentiable
 from .call import MethodCall
 from .identity import Memory, Pattern
@@ -30,6 +31,20 @@ BETWEEN: Final = "between results: "
 
 CHANGED: Final = "changed in place: "
 """Begins the reason for refusing a backward whose saved tensor was changed. Its name follows."""
+
+_AROUND: Final = frozenset({Trait.COMPARES_ARGUMENTS, Trait.FROM_START, Trait.VIEWS})
+"""Traits for which Python does something before or after a native call."""
+
+SUPPORTED: Final = _AROUND | {
+    Trait.OTHER_CONTAINERS,
+    Trait.NESTED_ARGUMENTS,
+    Trait.UNREAD_SIZES_OF_DATA,
+    Trait.WRITES_TO_ARGUMENTS,
+    Trait.WRITES_WITH_GRADIENTS,
+    Trait.RETURNS_ARGUMENTS,
+    Trait.NUMBERS,
+}
+"""What a method that native code calls may have."""
 
 
 def use(call: MethodCall, library: CallLibrary) -> str:
@@ -45,18 +60,12 @@ def use(call: MethodCall, library: CallLibrary) -> str:
 
 def is_whole(call: MethodCall) -> bool:
     """Whether native code makes the whole call of a method that it can call: Python adds no check and no view."""
-    method = call.method
-    return not (method.identical or method.distinct or _from_start(method) or _views(method) or pairs_of_outputs(method) is None)
+    return call.traits.isdisjoint(_AROUND) and pairs_of_outputs(call.method) is not None
 
 
 def _from_start(method: schema.Method) -> list[int]:
     """The arguments that must begin their storage."""
     return [i for i, leaf in enumerate(method.leaves) if isinstance(leaf, schema.TensorLeaf) and leaf.from_start]
-
-
-def _views(method: schema.Method) -> list[int]:
-    """The results that are views."""
-    return [i for i, result in enumerate(method.results) if isinstance(result, schema.AliasResult)]
 
 
 class Around:
@@ -111,41 +120,14 @@ def sizes_of(call: MethodCall) -> tuple[list[Any], list[str]]:
 
 def obstacle(call: MethodCall, library: CallLibrary) -> str:
     """The reason why native code cannot call a method, and what to change for it; or an empty string."""
-    method, backward = call.method, call.method.backward
     graphs: list[Any] = [call.forward] if call.differentiable is None else [call.forward, call.differentiable.backward]
-    grad = any(mode.grad for mode in method.serves)
-    reasons = {
-        "its tensors are subclasses, or its forward takes sizes; pass and keep plain tensors": not call.is_plain,
-        "it changes or returns containers of its caller; return new ones": call.containers is not None,
-        "an integer argument varies; pass a tensor, or build for one number": any(
-            isinstance(leaf, schema.IntegerLeaf) for leaf in method.leaves
-        ),
-        "it calls requires_grad_() on an argument; do so before the call": any(
-            getattr(leaf, "sets_requires_grad", False) for leaf in method.leaves
-        ),
-        "check='full' looks at every call; load without it": call.checks is not None,
-        "its graphs return numbers; return tensors, not item()": not all(graph.returns_tensors for graph in graphs),
-        "its code returns fewer values than its target uses; build again": any(_is_short(graph, library) for graph in graphs),
-        "its sizes depend on data; pad to sizes that do not": any(symbol.needed for symbol in method.output_symbols),
-        "it was built under autocast; use autocast inside of forward": method.autocast is not None,
-        "it turns gradients on itself; turn them on around the call": not grad and backward is not None,
-        "it belongs to derivatives of gradients; build without second derivatives": not method.serves
-        or (backward is not None and backward.second is not None),
-        "it writes to arguments that share memory; pass copies": any(isinstance(primal, _BASES) for primal in method.primals),
-        "it changes sizes or strides in place; return a new tensor": any(
-            mutation.kind != "data" for mutation in method.mutations
-        ),
-        "it returns sparse tensors; return dense ones": any(
-            isinstance(x, schema.FreshResult) and x.sparse_dim is not None for x in method.results
-        ),
-        "it has sparse gradients; use sparse=False": backward is not None and bool(backward.sparse),
-        "its backward writes to the gradient it is given; write to a clone": backward is not None
-        and bool(backward.tangent_writes),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
-
-
-_BASES = (schema.SyntheticBasePrimal, schema.ViewBasePrimal)
+    if call.checks is not None:
+        return "check='full' looks at every call; load without it"
+    if not all(graph.returns_tensors for graph in graphs):
+        return "its graphs return numbers; return tensors, not item()"
+    if any(_is_short(graph, library) for graph in graphs):
+        return "its code returns fewer values than its target uses; build again"
+    return unsupported(call.traits, SUPPORTED)
 
 
 def _is_short(graph: Any, library: CallLibrary) -> bool:
@@ -207,14 +189,14 @@ def _separate_memory(memory: Memory, indices: Mapping[str, int]) -> list[tuple[i
 
 
 def _executable(executable: Any) -> dict[str, Any]:
-    """Code that the library runs itself. A Python function runs the parts of a graph in libraries of earlier releases."""
+    """Code that the library runs itself, or a Python function."""
     if isinstance(executable, AotiSequence):
         parts = {name: _executable(part) for name, part in executable.parts.items()}
-        return {"run": executable, "inputs": None, "outputs": None, "sequence": sequence_of(executable, parts)}
+        return {"sequence": sequence_of(executable, parts)}
     if isinstance(executable, AotiExecutable):
         inputs, outputs = executable.positions
         return {"run": executable.run, "inputs": inputs, "outputs": outputs, "failed": executable.fail}
-    return {"run": executable, "inputs": None, "outputs": None}
+    return {"run": executable, "inputs": None, "outputs": None, "failed": None}
 
 
 def sequence_of(executable: AotiSequence, parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class State:
             for primal, gradient in zip(method.primals, gradients, strict=True)
             if isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal))
         }
-        self.ties = [(entry.name, entry.tied_to) for entry in entries.values() if entry.tied_to and method.serves]
+        self.ties = [(entry.name, entry.tied_to) for entry in entries.values() if entry.tied_to and method.role == "call"]
         self._alike: dict[bool, Callable[..., bool]] = {}
 
     def _expectation(self, entry: schema.StateEntry, gradient: int | None, device: torch.device) -> Expected:
@@ -69,7 +69,7 @@ class State:
         cast = [
             value.dtype
             for expected, value in zip(self.expected.values(), values, strict=True)
-            if isinstance(value, torch.Tensor) and value.dtype != expected.dtype
+            if isinstance(value, torch.Tensor) and is_plain_tensor(value) and value.dtype != expected.dtype
         ]
         hint = "The bundle's code was compiled for the original types and shapes; load it again to get them back."
         if any(_is_laid_out_otherwise(expected, value) for expected, value in zip(self.expected.values(), values, strict=True)):
@@ -97,7 +97,7 @@ _SHOWN = 10
 
 def _is_laid_out_otherwise(expected: Expected, value: Any) -> bool:
     """Whether the only difference of ``value`` are strides of images or volumes."""
-    return isinstance(value, torch.Tensor) and value.dim() in (4, 5) and expected.mismatch(value).startswith("expected strides")
+    return expected.mismatch(value).startswith("expected strides") and value.dim() in (4, 5)
 
 
 THAWED = "was frozen when the bundle was built and now requires a gradient, for which there is no code"

@@ -8,6 +8,7 @@ _WHOLE = (
     "A bundle is one unit: shard it as a whole, with fully_shard(model), or with FullyShardedDataParallel(model) and no policy "
     "that wraps submodules. DistributedDataParallel(model) works too."
 )
+_SAMPLES = "Gradients of each sample need the layers, which are compiled in: use the model itself, or call the bundle per sample."
 _ADVICE = {
     "torch.distributed.tensor": f"Tensor parallelism splits the operations of a model, which are compiled in. {_WHOLE}",
     "torch.distributed.fsdp": _WHOLE,
@@ -16,6 +17,8 @@ _ADVICE = {
     "deepspeed": _WHOLE,
     "torchinfo": "summary(model), without input_data and input_size, lists modules and parameters.",
     "torchsummary": "Use it on the model itself. torchinfo.summary(model) lists the modules and parameters of a bundle.",
+    "torch.nn.utils._expanded_weights": _SAMPLES,
+    "opacus": _SAMPLES,
     "peft": "Add adapters to the model itself, get_peft_model(model, config), and build the bundle from what that returns.",
 }
 

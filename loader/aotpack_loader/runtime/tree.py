@@ -27,11 +27,6 @@ def count_leaves(tree: schema.Tree) -> int:
     return 1 if isinstance(tree, schema.LeafNode) else sum(map(count_leaves, tree.items))
 
 
-def holds_given(tree: schema.Tree) -> bool:
-    """Whether ``tree`` contains an object that the caller passed."""
-    return isinstance(tree, schema.GivenNode) or any(map(holds_given, getattr(tree, "items", ())))
-
-
 def leaf_paths(tree: schema.Tree, path: str) -> list[str]:
     """A readable path for every leaf of ``tree``, in order."""
     if isinstance(tree, schema.LeafNode):

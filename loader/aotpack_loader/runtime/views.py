@@ -12,6 +12,7 @@ from ..devices.literals import literal
 from ..errors import OperatorError
 from ..format import expressions, schema
 
+_MAX_PIECES = 2**16
 Environment = Mapping[str, int]
 Key = tuple[int, int, bool]
 """A value on the way to a result: the result, the number of steps, and whether the next step's operator has been called."""
@@ -151,11 +152,28 @@ def _step(step: schema.ViewStep) -> Callable[[torch.Tensor, Environment, Kept], 
 
     function, args, kwargs = operators.view_step(step), step.args, step.kwargs
 
+    apart = step.op.split(".")[1] if step.select is not None else ""
+
     def run(value: torch.Tensor, environment: Environment, kept: Kept) -> Any:
         filled = [_argument(arg, environment) for arg in args]
-        return function(value, *filled, **{key: _argument(arg, environment) for key, arg in kwargs.items()})
+        named = {key: _argument(arg, environment) for key, arg in kwargs.items()}
+        if apart:
+            _require_few(apart, value, *filled, *named.values())
+        return function(value, *filled, **named)
 
     return run
+
+
+def _require_few(name: str, value: torch.Tensor, first: Any = 0, dim: int = 0) -> None:
+    """Bound the views that an operator makes of which one is selected, each of which costs memory."""
+    if name == "unbind":
+        pieces = value.shape[first]
+    elif name in ("split", "unsafe_split") and isinstance(first, int):
+        pieces = value.shape[dim] // max(first, 1)
+    else:
+        pieces = first if isinstance(first, int) else len(first)
+    if pieces > _MAX_PIECES:
+        raise OperatorError(f"A view of the model is one of {pieces} that {name} makes; the limit is {_MAX_PIECES}.")
 
 
 def _argument(arg: Any, environment: Environment) -> Any:

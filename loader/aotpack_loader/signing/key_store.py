@@ -87,13 +87,17 @@ def read_private(path: Path, variable: str = CONFIG, limit: int = _MAX_BYTES) ->
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise AotpackError(f"The file {path} cannot be read: {error.strerror}.") from error
-    with open(handle, "rb", buffering=0) as file:
+    try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
             raise DirectoryError(f"{path} is not a file.")
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise DirectoryError(f"Other users may write to the file {path}.", hint=f"Check it, then run `chmod go-w {path}`.")
-        data = file.read(limit + 1) or b""
+        data = os.read(handle, limit + 1)
+    except OSError as error:
+        raise AotpackError(f"The file {path} cannot be read: {error.strerror}.") from error
+    finally:
+        os.close(handle)
     if len(data) > limit:
         raise AotpackError(f"The file {path} is larger than {limit} bytes.")
     return data

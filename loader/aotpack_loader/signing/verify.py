@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..archive.attachments import Attached
     from .keys import PublicKey
 
-_MAX_TRIES: Final = 512
+_MAX_TRIES: Final = 16_384
 """Checks of one bundle, so that a hostile one with many signatures is refused in bounded time."""
 
 

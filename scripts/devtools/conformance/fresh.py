@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 import aotpack_loader
+from aotpack.checking.observation import Observation
 from aotpack_loader.errors import AotpackError
-from devtools.observation import Observation
 
 from .observe import compare, observe, one_line
 from .samples import Sample, is_whole

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from devtools.observation import Observation, Tensors, copied, differences, tensors_in
+from aotpack.checking.observation import Observation, Tensors, copied, differences, tensors_in
 from devtools.paths import ROOT
 
 from .samples import Sample, twins

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from aotpack.checking.draws import is_satisfied
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.format import expressions, schema
 
@@ -60,16 +61,9 @@ def _choices(method: schema.Method, constraints: Sequence[str], example: Sizes) 
         sizes = dict(example)
         for symbol in method.symbols:  # one after another, because constraints may connect several
             tried = sizes | {symbol.name: wished[symbol.name]}
-            if symbol.takes(wished[symbol.name]) and all(_is_satisfied(one, tried) for one in holds):
+            if symbol.takes(wished[symbol.name]) and all(is_satisfied(one, tried) for one in holds):
                 sizes = tried
         yield sizes
-
-
-def _is_satisfied(holds: expressions.Compiled, sizes: Mapping[str, int]) -> bool:
-    try:
-        return bool(holds(sizes))
-    except expressions.UNDEFINED:
-        return False
 
 
 def _shape(leaf: schema.TensorLeaf, sizes: Mapping[str, int]) -> list[int]:

@@ -28,6 +28,11 @@ MORE_CALLS = Path(__file__).parent / "more_calls.json"
 """Calls of operators that torch's databases do not reach, written by hand."""
 _EXTREME = (-(2**63), -(2**31), -7, -2, -1, 0, 1, 2, 3, 5, 64, 1000, 10**6, 2**31, 2**40, 2**62, 2**63 - 1)
 _INDICES = (-(2**63), -(10**9), -100000, -5, -1, 0, 1, 4, 100, 255, 5000, 100000, 10**9, 2**40, 2**63 - 1)
+_FLOATS = (
+    0.0, -0.0, -1.0, 0.5, 1e-3, 1e-19, -1e-19, 1e-45, 5e-324, -5e-324, 2.0**-149, 1e19, 1e38, 1e39, 1e308, -1e308,
+    float("inf"), float("-inf"), float("nan"),
+)  # fmt: skip
+"""Zeros, subnormal, tiny and huge numbers: a kernel converts what it computes of them to an integer."""
 _DTYPES = ("float32", "float64", "int64", "int32", "uint8", "bool", "bfloat16", "complex64", "int8", "int16", "float16")
 _TEXTS = ("", "bogus", "none", "tanh", "floor", "trunc", "sum", "mean", "amax", "ij", "L", "left", "right")
 _SECONDS = 2.0
@@ -87,7 +92,8 @@ def mutated(call: Call, generator: random.Random) -> Call:
         slots = _slots(changed[0], []) + _slots(changed[1], [])
         if not slots:
             break
-        holder, key = generator.choice(slots)
+        numbers = [(holder, key) for holder, key in slots if holder[key] is None or isinstance(holder[key], float)]
+        holder, key = generator.choice(numbers if numbers and generator.random() < 0.3 else slots)
         holder[key] = _changed(holder[key], [h[k] for h, k in slots if _is_tensor(h[k])], generator)
     return changed
 
@@ -100,7 +106,7 @@ def _changed(arg: Any, tensors: list[Any], generator: random.Random) -> Any:
     if isinstance(arg, int):
         return generator.choice((*_EXTREME, arg + 1, arg - 1))
     if isinstance(arg, float):
-        return generator.choice((0.0, -1.0, 0.5, 1e308, float("inf"), float("nan")))
+        return generator.choice(_FLOATS)
     if isinstance(arg, str):
         return generator.choice(_TEXTS)
     if isinstance(arg, dict) and "dtype" in arg:
@@ -114,7 +120,7 @@ def _changed(arg: Any, tensors: list[Any], generator: random.Random) -> Any:
         return [*arg, copy.deepcopy(generator.choice(arg))] if kind == 2 else [_changed(arg[0], tensors, generator), *arg[1:]]
     if arg is None and tensors and generator.random() < 0.5:
         return copy.deepcopy(generator.choice(tensors))
-    return None if arg is not None else generator.choice((0, 1, 2, 0.5, [1], True))
+    return None if arg is not None else generator.choice((0, 1, 2, [1], True, *_FLOATS))
 
 
 def _changed_tensor(tensor: dict[str, Any], tensors: list[Any], generator: random.Random) -> Any:
@@ -194,7 +200,11 @@ def _strange(tensor: Any, generator: random.Random) -> Any:
         return tensor[..., :1].expand(tensor.shape) if tensor.shape[-1] else tensor
     if kind == 2 and tensor.dim():
         return torch.stack([tensor, tensor], -1)[..., 1]
-    return tensor * float("nan") if tensor.is_floating_point() else tensor
+    if not tensor.is_floating_point() or not tensor.numel():
+        return tensor
+    flat = tensor.flatten()
+    flat[generator.randrange(flat.numel()) if generator.random() < 0.5 else slice(None)] = generator.choice(_FLOATS)
+    return flat.reshape(tensor.shape)
 
 
 def tensor_size(shape: Sequence[int]) -> int:

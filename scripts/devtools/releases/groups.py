@@ -33,6 +33,7 @@ class Group:
 _TABLE = ("tests/conformance/test_conformance.py",)
 _FRONT_ENDS = ("tests/conformance/test_front_ends.py",)
 _LOWERED = ("tests/torch_fixes/test_lowered.py", "tests/test_second_trace.py")
+_TOOLS = ("distributed", "lightning", "module_tools", "peft", "recipes", "records", "trainer", "transformers_models")
 _FIXES = ("tests/torch_fixes/test_fixes.py",)
 
 
@@ -47,14 +48,14 @@ GROUPS = (
         "loading",
         "loader",
         "Portable bundles: load, call, train",
-        _files("load call modes modules archive identity purity"),
+        _files("load call modes modules archive identity purity traits"),
     ),
     Group(
         "callers",
         "loader",
         "Loaded bundles: autocast, containers, control flow, subclasses, `torch.compile` around them",
         _files(
-            "autocast compiled_callers containers control_flow integer_weights notebook profiler_events "
+            "autocast compiled_callers containers control_flow integer_weights named_sizes notebook profiler_events "
             "shared_weights sparse_gradients subclasses"
         ),
         slow=True,
@@ -63,17 +64,14 @@ GROUPS = (
         "starts",
         "loader",
         'Recorded starts, the cache of code, `check="full"`, trust',
-        _files("checks code_cache collector faults recorded_start trust"),
+        _files("check checks code_cache collector faults recorded_start trust"),
         slow=True,
     ),
     Group(
         "tools",
         "loader",
         "Trainer, Lightning, accelerate, DDP and FSDP with a loaded bundle",
-        tuple(
-            f"tests/tools/test_{name}.py"
-            for name in ("distributed", "lightning", "module_tools", "recipes", "records", "trainer", "transformers_models")
-        ),
+        tuple(f"tests/tools/test_{name}.py" for name in _TOOLS),
         slow=True,
     ),
     Group(
@@ -106,7 +104,9 @@ GROUPS = (
         "building",
         "builder",
         "Builds: options, sizes, random numbers, recomputation, refusals",
-        _files("build branches capture gpus overlaps process_copy random recompute refusals regional sizes_of_one unchanged"),
+        _files(
+            "build branches capture gpus overlaps process_copy random recompute refusals regional sizes_of_one threads unchanged"
+        ),
         code="portable",
     ),
     Group(
@@ -121,8 +121,8 @@ GROUPS = (
         "Native code: later targets, donated buffers, generated kernels, tuning, other releases",
         _files(
             "compile donation depthwise eager_kernels generated_code generated_loops large_pages"
-            " instruction_sets layouts lstm_kernel one_hot preprocessed_headers spectra step_memory stub_library"
-            " toolchain torch_releases tune"
+            " instruction_sets layouts lstm_kernel one_hot own_graphs preprocessed_headers rewrites"
+            " spectra step_memory stub_library toolchain torch_releases tune"
         ),
         slow=True,
     ),
@@ -130,7 +130,7 @@ GROUPS = (
         "commands",
         "builder",
         "Commands and their reports",
-        _files("bench cli diff inspect_page profile provenance viewers"),
+        _files("bench cli diff inspect_page preflight profile provenance terminal viewers"),
         slow=True,
     ),
     Group("fixes", "fixes", "Cases of fixes below Inductor", _FIXES, code="portable"),
@@ -152,6 +152,7 @@ WITHOUT_GROUP = {
     "tests/test_pages.py": _CHECKOUT,
     "tests/test_policy.py": _STATEMENTS,
     "tests/test_private.py": "directories and their rights",
+    "tests/test_selection.py": _CHECKOUT,
     "tests/test_signing.py": _STATEMENTS,
     "tests/test_spec.py": _CHECKOUT,
     "tests/test_sweep.py": "scripts/conformance, which runs with the release of CI",

@@ -61,7 +61,7 @@ def code_of(item: pytest.Item) -> str:
     """Whether a test compiles its case: ``native`` or ``portable``."""
     parameters = getattr(item, "callspec", None)
     case: Any = parameters.params.get("case") if parameters is not None else None
-    native = "cpu" in getattr(case, "targets", ()) or item.get_closest_marker("slow_fixes") is not None
+    native = "cpu" in getattr(case, "targets", ()) or item.get_closest_marker("compiled") is not None
     return "native" if native else "portable"
 
 

@@ -48,7 +48,7 @@ def run_group(
     """
     outcomes = outcomes_file(group, again=bool(only))
     outcomes.parent.mkdir(parents=True, exist_ok=True)
-    environment = os.environ | {"AOTPACK_OUTCOMES": str(outcomes), "AOTPACK_CODE": group.code, "AOTPACK_SLOW_FIXES": "1"}
+    environment = os.environ | {"AOTPACK_OUTCOMES": str(outcomes), "AOTPACK_CODE": group.code, "AOTPACK_NIGHTLY": "1"}
     environment["AOTPACK_ONLY"] = "\n".join(only)
     words = [sys.executable, "-m", "pytest", "-p", "devtools.releases.outcomes", "-p", "no:cacheprovider", "-q"]
     words += [*(["-k", group.keyword] if group.keyword else []), *group.paths]

@@ -13,7 +13,7 @@ from .arguments import Own, Seen
 from .case import INFER, Call, Case, Json, of, t
 from .cases_autograd import Quantity
 from .cases_values import batches
-from .targets import add_importing_target, add_targets, add_targets_that_are_not_here
+from .targets import add_importing_target, add_target_with_own_graphs, add_targets, add_targets_that_are_not_here
 
 # ---------------------------------------------------------------- offset and strides of arguments
 
@@ -331,6 +331,14 @@ DOCUMENTS: dict[str, Case] = {
         lambda: [Call([t(3, 2, grad=True)])],
         build={"dynamic_shapes": [{0: torch.export.Dim("rows", min=2, max=8)}]},
         edit=add_targets,
+    ),
+    "own_graphs": Case(
+        "a native target with a program of its own, which lacks a method of the portable one's",
+        ["M4"],
+        lambda: nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0), nn.Linear(2, 2)),
+        lambda: (t(3, 2, grad=True),),
+        lambda: [Call([t(3, 2, grad=True)])],
+        edit=add_target_with_own_graphs,
     ),
     "copied_targets": Case(
         "a copy with the portable target alone: other targets are listed, and their layers are not there",

@@ -7,8 +7,9 @@ from typing import Any
 
 from aotpack_loader.archive import compression
 from aotpack_loader.format import media_types
+from aotpack_loader.format.versions import OWN_GRAPHS
 
-from .documents import blob_name
+from .documents import blob_name, digest_of, dump
 
 Json = Any
 NOWHERE = "vector"
@@ -47,6 +48,20 @@ def add_targets_that_are_not_here(documents: Any) -> None:
         for layer in json.loads(documents.others[blob_name(entry["digest"])])["layers"][1:]:
             if layer["digest"] not in here:
                 documents.others.pop(blob_name(layer["digest"]), None)
+
+
+def add_target_with_own_graphs(documents: Any) -> None:
+    """Add a native target whose program has another method than the portable one's (M4)."""
+    whole = documents.program
+    whole["features"] = sorted([*whole.get("features", ()), OWN_GRAPHS])
+    documents.program = {**whole, "methods": {"infer": whole["methods"]["infer"]}}
+    data = dump(documents.program)
+    documents.others[blob_name(digest_of(data))] = data
+    native = {"name": "cpu:vector", "kind": "aoti", "device": "cpu", "architecture": NOWHERE, "torch": "==2.13.*"}
+    blobs: list[Json] = []
+    native |= {"instruction_set": "vector-v1", "cpu_features": ["none_has_this"]} | _compiled(documents, blobs)
+    documents.add_target(native, blobs, {"architecture": NOWHERE, "os": "linux"})
+    documents.program = whole
 
 
 def mark_copied(documents: Any, targets: str) -> None:

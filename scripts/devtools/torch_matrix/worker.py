@@ -19,10 +19,10 @@ import torch
 from conformance.table import CASES
 
 import aotpack
+from aotpack.checking.observation import Observation, differences
 from aotpack_loader.errors import AotpackError, TargetError
 from aotpack_loader.module.program import LoadedProgram
 from devtools.harness import Case, build, observe, seeded
-from devtools.observation import Observation, differences
 
 Bits = dict[str, torch.Tensor | None]
 Row = dict[str, Any]

@@ -317,7 +317,7 @@ CASES += [
         "compiled: repeated and flipped, sizes vary, cpu",
         repeated_and_flipped,
         t(3, 3),
-        dynamic_shapes={"x": {0: SIZE, 1: SIZE}},
+        dynamic_shapes={"x": {0: SIZE, 1: Dim("width", min=2, max=64)}},
         calls=(INFER, at(t(2, 5), grad=False), at(t(7, 2), grad=False)),
         methods=("infer",),
         targets=("cpu",),

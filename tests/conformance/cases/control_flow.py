@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch._higher_order_ops.map import map as map_rows
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from aotpack._torch.api.recurrent import UNROLLED
 from devtools.harness import Call, Case, Given, Model, case, const, g, inputs, module_case, t
 
 BATCH = {"x": {0: torch.export.Dim.DYNAMIC}}
@@ -428,6 +430,14 @@ def _loop_writes_operand(x: Tensor) -> Tensor:
     return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.add_(1)), (torch.tensor(0), x))[1]
 
 
+def _loop_captures_its_carry(x: Tensor) -> tuple[Tensor, Tensor]:
+    def more(i: Tensor, y: Tensor) -> Tensor:
+        return (i < 3) & (x.sum() < 100)
+
+    whole = while_loop(more, lambda i, y: (i + 1, y * 2 + x), (torch.tensor(0), x))[1]
+    return whole, while_loop(more, lambda i, y: (i + 1, y * 2 + x[1:]), (torch.tensor(0), x[:-1]))[1]
+
+
 def _loop_writes_captured(x: Tensor, total: Tensor) -> Tensor:
     def body(i: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         total.add_(x.sum())
@@ -454,6 +464,17 @@ def _rows(*sizes: int) -> tuple[Call, ...]:
 
 
 PLAIN_ROWS = tuple(Call(size, inputs=inputs(t(size, 3))) for size in (2, 6))
+
+
+class OverSteps(nn.Module):
+    """All results of a recurrent layer without a batch, in both directions."""
+
+    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.layer = kind(3, 4, bidirectional=True, **options)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x)
 
 
 def _leaf(size: int) -> Callable[[torch.Generator], Any]:
@@ -624,4 +645,44 @@ CASES: list[Case] = [
         g(1, 4, 128, 16),
         t(1, 4, 128, 16),
     ),
+]
+CASES += [
+    case(
+        f"control flow: while_loop, captures what it carries, {target}",
+        _loop_captures_its_carry,
+        t(4, 3),
+        calls=INFERRED,
+        methods=("infer",),
+        front_ends=("dynamo",),
+        targets=(target,),
+    )
+    for target in ("portable", "cpu")
+]
+CASES += [
+    module_case(
+        f"control flow: {name} over any number of steps, {target}",
+        functools.partial(OverSteps, kind, **options),
+        g(4, 3),
+        calls=_rows(2, 9, 1),
+        dynamic_shapes={"x": {0: torch.export.Dim("steps", min=1, max=64)}},
+        front_ends=("trace",),
+        targets=(target,),
+    )
+    for target in ("portable", "cpu")
+    for name, kind, options in (
+        ("LSTM", nn.LSTM, {}),
+        ("LSTM with projections", nn.LSTM, {"proj_size": 2}),
+        ("GRU", nn.GRU, {}),
+        ("RNN", nn.RNN, {"nonlinearity": "relu"}),
+    )
+]
+CASES += [
+    module_case(
+        f"control flow: a GRU over many steps, {target}",
+        functools.partial(OverSteps, nn.GRU),
+        g(UNROLLED + 1, 3),
+        front_ends=("trace",),
+        targets=(target,),
+    )
+    for target in ("portable", "cpu")
 ]

@@ -171,6 +171,46 @@ def data_of_plain(gen: torch.Generator) -> tuple[Any, ...]:
     return x[1:5].data, x[2:6]
 
 
+def by_set(x: Tensor) -> Tensor:
+    """A tensor over the storage of ``x`` that autograd relates to nothing."""
+    return torch.empty(0).set_(x.untyped_storage(), 0, (4,), (1,))  # type: ignore[call-overload]
+
+
+def view_and_detached(gen: torch.Generator) -> tuple[Any, ...]:
+    x = n(6)(gen)
+    view = x.view(6)[:4]
+    view.source = x.source  # type: ignore[attr-defined]
+    return view, x.detach()[:4]
+
+
+def view_and_set(gen: torch.Generator) -> tuple[Any, ...]:
+    view, _ = view_and_detached(gen)
+    return view, by_set(view)
+
+
+def view_of_leaf_and_detached(gen: torch.Generator) -> tuple[Any, ...]:
+    x = g(6)(gen)
+    return x.view(6)[:4], x.detach()[:4]
+
+
+def set_and_plain(gen: torch.Generator) -> tuple[Any, ...]:
+    x = torch.randn(4, generator=gen)
+    return x, by_set(x)
+
+
+def set_and_weight(gen: torch.Generator) -> tuple[Any, ...]:
+    return *set_and_plain(gen), g(4)(gen)
+
+
+def set_and_leaf(gen: torch.Generator) -> tuple[Any, ...]:
+    x = g(4)(gen)
+    return by_set(x), x
+
+
+def view_of_leaf(gen: torch.Generator) -> tuple[Any, ...]:
+    return g(6)(gen)[:4], torch.randn(4, generator=gen)
+
+
 def offset_views(gen: torch.Generator) -> tuple[Any, ...]:
     """As ``overlapping``, elsewhere in a larger storage."""
     x = torch.randn(20, generator=gen)
@@ -391,6 +431,33 @@ CASES: list[Case] = [
     case("identity: aliasing inputs, a detached alias of a leaf mutated", mutate_first, pair(detached_of_leaf)),
     case("identity: aliasing inputs, written by alias and used by the tensor", mutate_second, pair(storage_only)),
     case("identity: aliasing inputs, separate version counters", mutate_both, pair(data_of_plain)),
+    case("identity: aliasing inputs by set_, one mutated", mutate_first, pair(view_and_set)),
+    case("identity: aliasing inputs by set_, the one of set_ mutated", mutate_second, pair(view_and_set)),
+    case("identity: aliasing inputs by set_, of a leaf", mutate_first, pair(set_and_leaf)),
+    case("identity: aliasing inputs by set_, weighted", weighted_twice, pair(set_and_weight)),
+    case("identity: aliasing inputs by set_, without gradients", mutate_second, pair(set_and_plain)),
+    case(
+        "identity: aliasing inputs, detached at build, by set_ at call",
+        mutate_second,
+        pair(view_and_detached),
+        calls=(
+            TRAIN,
+            Call(2, inputs=pair(view_and_set), refused="does not count as a write"),
+        ),
+    ),
+    case(
+        "identity: aliasing inputs, one of a detached alias mutated, views of a leaf at call",
+        mutate_first,
+        pair(view_and_detached),
+        calls=(TRAIN, Call(2, inputs=pair(view_of_leaf_and_detached), refused="is a view of a leaf that requires a gradient")),
+    ),
+    case(
+        "identity: distinct at build, a view of a leaf at call, mutated",
+        mutate_first,
+        n(4),
+        t(4),
+        calls=(TRAIN, Call(2, inputs=pair(view_of_leaf), refused="is a view of a leaf that requires a gradient")),
+    ),
     case("identity: aliasing inputs, mutated and returned", mutate_and_return, pair(overlapping)),
     case("identity: aliasing inputs, mutated and returned, differentiable", mutate_and_return, pair(views_of_nonleaf)),
     case("identity: aliasing inputs, mutated and returned, base and view", mutate_and_return, pair(base_and_view)),

@@ -216,6 +216,25 @@ def hidden_no_grad_view(x: Tensor) -> Any:
         return z[1:], z, y
 
 
+def only_no_grad_view(x: Tensor) -> Tensor:
+    return no_grad_view(x)[0]
+
+
+def no_grad_view_beside(x: Tensor) -> Any:
+    return no_grad_view(x)[0], x.cos()
+
+
+def no_grad_view_of_what_is_used(x: Tensor) -> Any:
+    z, y = no_grad_view(x.view(3, 2).exp())
+    return z[1:], y.sin()
+
+
+def one_of_unbound_under_no_grad(x: Tensor) -> Any:
+    y = x * 2
+    with torch.no_grad():
+        return y.unbind(0)[1], x.cos()
+
+
 def unbound(x: Tensor) -> Any:
     rows = x.unbind(0)
     return (*rows, rows[0].view(-1), x.unbind(0)[0])
@@ -453,6 +472,10 @@ CASES: list[Case] = [
     case("outputs: views of a detached view that is not returned", views_of_a_hidden_detached, g(2, 3)),
     case("outputs: views of a detached view that is not returned, plain", views_of_a_hidden_detached, t(2, 3)),
     case("outputs: view of a view under no_grad", hidden_no_grad_view, g(2, 3)),
+    case("outputs: a view under no_grad, alone", only_no_grad_view, g(2, 3)),
+    case("outputs: a view under no_grad, beside another result", no_grad_view_beside, g(2, 3)),
+    case("outputs: a view of a view under no_grad, of what is used", no_grad_view_of_what_is_used, g(2, 3)),
+    case("outputs: multi-output views, one under no_grad", one_of_unbound_under_no_grad, g(2, 3)),
     case("outputs: multi-output views, unbind twice and a view of one", unbound, n(3, 2)),
     case("outputs: multi-output views, unbind, in place afterwards (eager raises)", unbound, n(3, 2), calls=MUTATED[:1]),
     case("outputs: multi-output views of an intermediate, unbind and others", unbound_intermediate, g(3, 2)),

@@ -218,6 +218,11 @@ def gaussian(x: Tensor, y: Tensor, z: Tensor) -> Any:
     return F.gaussian_nll_loss(x, y, z.exp()), F.gaussian_nll_loss(x, y, z.exp()[:, :1], full=True, reduction="none")
 
 
+def gaussian_of_small_variances(x: Tensor, y: Tensor, z: Tensor) -> Any:
+    """Variances below its ``eps`` are clamped, and their gradients are not."""
+    return F.gaussian_nll_loss(x, y, (z * 20).exp())
+
+
 def counts(x: Tensor) -> Any:
     edges = torch.tensor([-1.0, 0.0, 1.0])
     return torch.histogram(x, 4), torch.histogram(x, edges), torch.histogramdd(x[:, :2], [3, 4]), torch.geqrf(x)
@@ -283,7 +288,11 @@ CASES: list[Case] = [*of("dynamo"), *of("export"), *of("trace")]
 CASES += [
     module_case("values: a tensor from a cache that the first call fills", Cached, g(2, 3), front_ends=("export",)),
     *(
-        case(f"values: gaussian_nll_loss, {end}", gaussian, g(3, 5), g(3, 5), g(3, 5), front_ends=(end,))
+        case(f"values: {name}, {end}", function, g(3, 5), g(3, 5), g(3, 5), front_ends=(end,))
+        for name, function in (
+            ("gaussian_nll_loss", gaussian),
+            ("gaussian_nll_loss of small variances", gaussian_of_small_variances),
+        )
         for end in ("export", "trace")
     ),
     case("values: covariances", covariances, g(3, 5)),

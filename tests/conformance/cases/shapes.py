@@ -167,6 +167,20 @@ ANY_SIZE = {
     "arange": lambda x: x * torch.arange(x.shape[0])[:, None],
     "layer norm": lambda x: nn.functional.layer_norm(x, (3,)),
 }
+_fft, _pad = torch.fft, nn.functional.pad
+NUMBERS_BELOW_ZERO = {
+    "a transform of twice the length": lambda x, n: _fft.irfft(_fft.rfft(x, n=2 * n), n=2 * n)[..., :n].sin(),
+    "magnitudes of twice the length": lambda x, n: _fft.rfft(x, n=2 * n).abs(),
+    "zeros after": lambda x, n: _pad(x, (0, n)).cumsum(-1),
+    "zeros before": lambda x, n: _pad(x, (n, 0)).roll(1, -1).sin(),
+    "zeros or a cut": lambda x, n: _pad(x, (5 - n, 30)).sin(),
+    "zeros up to a multiple": lambda x, n: _pad(x, (0, -n % 8)).unflatten(-1, (-1, 8)).cumsum(-1),
+    "rolled": lambda x, n: x.roll(-(n // 2), -1).sin(),
+    "scaled": lambda x, n: x.sin() * x.cos() * (9 - n) / (n - 20.5),
+    "below the diagonal": lambda x, n: (x[0][:, None] * x[0]).tril(3 - n).sin(),
+}
+"""Backwards that need a number computed of sizes, which may be negative."""
+
 NOT_ONE = {
     "squeeze": lambda x: x.squeeze(0) * 2,
     "Python asks": lambda x: x * 2 if x.shape[0] == 1 else x * 3,
@@ -266,6 +280,18 @@ CASES: list[Case] = [
             calls=(at(g(1, 3)), at(g(0, 3)), at(g(7, 3)), at(g(1, 3), grad=False)),
         )
         for name, function in ANY_SIZE.items()
+    ],
+    *[
+        case(
+            f"shapes: the backward needs a number below 0, {name}",
+            lambda x, function=function: function(x.tanh(), x.shape[1]),
+            t(2, 12),
+            dynamic_shapes=({1: Dim("n", min=8, max=64)},),
+            calls=(TRAIN, at(t(2, 9)), at(t(2, 16)), at(t(2, 50))),
+            targets=("cpu", "portable"),
+            methods=("train",),
+        )
+        for name, function in NUMBERS_BELOW_ZERO.items()
     ],
     case(  # the stride of a dimension of size 1 means nothing
         "shapes: size 1, transposed result",

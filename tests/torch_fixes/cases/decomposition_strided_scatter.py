@@ -1,4 +1,5 @@
 # target: cpu
+# crashes: memory beyond the tensor is read and written
 import torch
 
 

@@ -4,8 +4,8 @@ import torch
 
 
 def f(x):
-    return torch.fft.rfft(x).abs()
+    return torch.view_as_real(x * torch.full((3,), 1 + 2j))
 
 
 def args():
-    return (torch.rand(8, requires_grad=True),)
+    return (torch.rand(3, requires_grad=True),)

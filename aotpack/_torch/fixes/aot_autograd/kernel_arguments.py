@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._dispatch.python import no_python_dispatcher
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -28,10 +29,11 @@ _OF_ONE_TYPE = re.compile(
     r"add(bmm|mm|mv|r)|baddbmm|bmm|chain_matmul|conv\d+d|conv_transpose\d+d|convolution|dot|inner|linear|linear_cross_entropy"
     r"|matmul|mm|mv|tensordot|vdot"
 )
-"""Functions that convert no argument to the type of another."""
+"""Functions that convert no argument to the type of another. Most have no kernel for booleans."""
 _OF_SIZES = re.compile(
-    r"bernoulli|bucketize|complex|cross|cross_entropy(_loss)?|diagonal_scatter|index_(add|copy|fill)|lerp|linalg_cross"
-    r"|masked_(scatter|select)|multinomial|nll_loss(2d|_nd)?|polar|random|select_scatter"
+    r"add(bmm|mm|mv|r)|baddbmm|bernoulli|bucketize|celu|clamp|complex|cross|cross_entropy(_loss)?|cummax|cummin|diagonal_scatter|frac"
+    r"|huber_loss|index_(add|copy|fill)|isin|lerp|linalg_cross|logaddexp2?|logcumsumexp|masked_(scatter|select)|multi_margin_loss"
+    r"|multinomial|nll_loss(2d|_nd)?|polar|random|select_scatter|smooth_l1_loss"
 )
 """Functions that take more sizes, types or numbers in a trace.
 
@@ -63,7 +65,11 @@ def _is_unusual(name: str, tensors: Sequence[torch.Tensor]) -> bool:
         return False
     types = {tensor.dtype for tensor in tensors}
     numbers = {dtype for dtype in types if dtype.is_floating_point or dtype.is_complex}
-    if _OF_SIZES.fullmatch(name) or len(numbers) > 1 or (len(types) > 1 and _OF_ONE_TYPE.fullmatch(name)):
+    if (
+        _OF_SIZES.fullmatch(name)
+        or len(numbers) > 1
+        or ((len(types) > 1 or torch.bool in types) and _OF_ONE_TYPE.fullmatch(name))
+    ):
         return True
     return _NORMS.fullmatch(name) is not None and not _fit(*tensors)
 
@@ -103,7 +109,13 @@ def _call_on_others(function: Callable[..., Any], args: Sequence[Any], kwargs: d
         number = 1 if tensor.dtype.is_floating_point else 0  # an index or a mask of zeros is always right
         return torch.full((max(extent(sizes, strides), 0),), number, dtype=tensor.dtype).as_strided(sizes, strides)
 
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), warnings.catch_warnings():
+    with (
+        _disable_current_modes(),
+        no_python_dispatcher(),
+        torch._C.DisableTorchFunction(),
+        torch.no_grad(),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # the model's own call warns
         numbers = tree_map_only(torch.SymInt, hint_of, (args, kwargs))
         given, named = tree_map_only(torch.Tensor, other, numbers)

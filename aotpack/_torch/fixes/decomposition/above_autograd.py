@@ -119,8 +119,14 @@ def _covariance(
     """
     x = x.reshape(1, -1) if x.dim() < 2 else x
     weights: torch.Tensor | None = None
+    torch._check(x.dtype != torch.bool, lambda: "cov(): bool dtype is not supported for input")
+    torch._check(
+        aweights is None or aweights.is_floating_point(), lambda: "cov(): expected aweights to have floating point dtype"
+    )
+    torch._check(fweights is None or _is_integral(fweights), lambda: "cov(): expected fweights to have integral dtype")
     for given, name in ((fweights, "fweights"), (aweights, "aweights")):
         if given is not None:
+            _check_weights(given, name, x.shape[1])
             torch.ops.aten._assert_async.msg(given.min() >= 0, f"cov(): {name} cannot be negative")
             weights = given if weights is None else weights * given
     if weights is None:
@@ -134,6 +140,17 @@ def _covariance(
         freedom = total - correction * (weights * aweights).sum() / total
     centered = x - mean.unsqueeze(1)
     return centered.matmul((centered * weights).t().conj()).div(freedom.clamp(min=0)).squeeze()
+
+
+def _check_weights(weights: torch.Tensor, name: str, observations: int | torch.SymInt) -> None:
+    torch._check(weights.dim() <= 1, lambda: f"cov(): expected {name} to have one or fewer dimensions")
+    torch._check(
+        weights.numel() == observations, lambda: f"cov(): expected {name} to have the same numel as there are observations"
+    )
+
+
+def _is_integral(x: torch.Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
 def _close(one: torch.Tensor, other: torch.Tensor, *how: Any, **given: Any) -> bool:

@@ -44,6 +44,38 @@ def keep_unsafe_splits_separate() -> Table:
     }
 
 
+def std() -> Table:
+    return {torch.ops.aten.std.correction: _std, torch.ops.aten.std_mean.correction: _std_mean}
+
+
+def threshold_backward() -> Table:
+    return {torch.ops.aten.threshold_backward.default: _threshold_backward}
+
+
+def _std(
+    x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> torch.Tensor:
+    """The root of the variance in ``float64``, as in eager's kernel. The variance itself may be out of range."""
+    if x.is_complex():
+        return torch.var(x, dim, correction=correction, keepdim=keepdim).sqrt()
+    return torch.var(x.double(), dim, correction=correction, keepdim=keepdim).sqrt().to(x.dtype)
+
+
+def _std_mean(
+    x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`_std`, and the mean."""
+    variance, mean = torch.var_mean(x if x.is_complex() else x.double(), dim, correction=correction, keepdim=keepdim)
+    root = variance.sqrt()
+    return (root if x.is_complex() else root.to(x.dtype)), mean.to(x.dtype)
+
+
+def _threshold_backward(gradient: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:
+    """Compare half precision with a threshold in ``float32``, as eager's kernel does. The threshold may not be exact in it."""
+    wider = threshold != 0 and x.dtype in (torch.bfloat16, torch.float16)
+    return torch.where((x.float() if wider else x) <= threshold, 0, gradient)
+
+
 def _ldexp(x: torch.Tensor, exponent: torch.Tensor) -> Any:
     """Multiply by a power of two, in the type of both. Inductor keeps the type of ``x``.
 

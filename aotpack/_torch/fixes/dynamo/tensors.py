@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.variables import TensorVariable
 
 from ...api.counting import reached
-from ...api.patching import hooked
+from ...api.patching import constant
 
 _FIX = "dynamo-tensors-changed-in-place"
 _ATTRIBUTES = ("ndim", "_size", "stride", "is_contiguous", "requires_grad", "has_grad_fn")
@@ -44,5 +44,5 @@ def read_fake_tensors() -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         for name in _ATTRIBUTES:
-            stack.enter_context(hooked(_FIX, TensorVariable, name, _OfFakeTensor(name), create=True))
+            stack.enter_context(constant(_FIX, TensorVariable, name, _OfFakeTensor(name)))
         yield

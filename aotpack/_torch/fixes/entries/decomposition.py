@@ -152,6 +152,22 @@ FIXES = (
         since="2.13",
     ),
     _fix(
+        id="decomposition-range-of-std",
+        severity="wrong-values",
+        summary="`std` of numbers near 1e20 is infinite, and near 1e-25 zero: the variance is computed in `float32`.",
+        searched="2026-11-28",
+        apply="fixes.decomposition.tables:std",
+        kind="table",
+    ),
+    _fix(
+        id="decomposition-thresholds-of-half",
+        severity="wrong-values",
+        summary="The gradient of `threshold` in half precision compares with the rounded threshold, whose gradient is lost.",
+        searched="2026-11-28",
+        apply="fixes.decomposition.tables:threshold_backward",
+        kind="table",
+    ),
+    _fix(
         id="decomposition-lists-of-numbers",
         severity="compile-error",
         summary="`_foreach_mul` with a number for each tensor raises in AOTInductor's code.",

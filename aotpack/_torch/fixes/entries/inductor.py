@@ -72,6 +72,17 @@ FIXES = (
         patches=(f"{_LOWERINGS}[prims.convert_element_type.default]", f"{_CPP}.CppKernel.cache_dtype_convert"),
     ),
     _fix(
+        id="inductor-constants-as-expressions",
+        severity="wrong-values",
+        summary="Constants are not rounded to their types: `full(.., 1.0001).half()` is 1.0001, `arange(5).bool()` counts to 4.",
+        searched="2026-11-28",
+        apply="fixes.inductor.numbers:round_constants",
+        patches=(
+            "torch._inductor.index_propagation.TypedExpr.__post_init__",
+            "torch._inductor.index_propagation.SymPyOps.to_dtype",
+        ),
+    ),
+    _fix(
         id="inductor-types-of-results",
         severity="wrong-values",
         summary="`torch.bmm` of one row of `int8` is `int64`: it is computed as a sum.",
@@ -170,19 +181,6 @@ FIXES = (
         ),
     ),
     _fix(
-        id="inductor-average-pool-gradients",
-        severity="wrong-values",
-        summary="Gradients of `avg_pool2d(ceil_mode=True)` are divided by the size of the whole window, even if cut off.",
-        upstream="pytorch#198119",
-        apply="fixes.inductor.numbers:divide_pools",
-        patches=(
-            f"{_LOWERINGS}[aten.avg_pool2d_backward.default]",
-            f"{_LOWERINGS}[aten.avg_pool3d_backward.default]",
-            "torch._inductor.lowering.fallback_avg_pool2d_backward",
-            "torch._inductor.lowering.fallback_avg_pool3d_backward",
-        ),
-    ),
-    _fix(
         id="inductor-write-into-complex",
         severity="wrong-values",
         summary="A write to a part of a complex tensor comes after reads of the tensor, as in the gradient of a complex `qr`.",
@@ -275,6 +273,14 @@ FIXES = (
         kind="graph",
     ),
     _fix(
+        id="inductor-sums-of-bytes",
+        severity="wrong-values",
+        summary="A sum in `int8` or `uint8` also adds the empty lanes of a vector: twelve times 2 is 72.",
+        searched="2026-11-28",
+        apply="fixes.inductor.graphs:add_bytes_as_numbers",
+        kind="graph",
+    ),
+    _fix(
         id="inductor-extremes-computed-twice",
         severity="wrong-values",
         summary="What `amin` is of is computed twice with other last bits, so no element is the minimum, and no gradient flows.",
@@ -336,14 +342,6 @@ FIXES = (
             "torch._inductor.ir.FallbackKernel.codegen",
             "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu._codegen_assert_size_stride",
         ),
-    ),
-    _fix(
-        id="inductor-draws-in-patterns",
-        severity="wrong-values",
-        summary="Patterns merge and move operators that draw random numbers, such as `randperm` before `index_add`.",
-        searched="2026-11-25",
-        apply="fixes.inductor.draws:exclude_draws_from_patterns",
-        patches=("torch._inductor.pattern_matcher.is_match",),
     ),
     _fix(
         id="inductor-order-of-draws",

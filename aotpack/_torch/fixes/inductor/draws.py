@@ -1,4 +1,4 @@
-"""Fixes how Inductor orders and matches random operators."""
+"""Fixes how Inductor orders random operators."""
 
 from __future__ import annotations
 
@@ -9,21 +9,12 @@ from typing import Any
 
 import torch
 import torch._inductor.config as inductor_config
-from torch._inductor import comms, decomposition, ir, pattern_matcher
+from torch._inductor import comms, decomposition, ir
 from torch._inductor.dependencies import WeakDep
 
-from ...api.patching import hooked, patched, with_items
+from ...api.patching import constant, patched, with_items
 from ...api.random_operators import is_effectful, is_fixed
 from ..applying import reached
-
-
-@contextlib.contextmanager
-def exclude_draws_from_patterns() -> Iterator[None]:
-    """Keep patterns from matching random operators and operators with effects: a match would merge
-    or move them.
-    """
-    with patched("inductor-draws-in-patterns", pattern_matcher, "is_match", _matches_fixed):
-        yield
 
 
 @contextlib.contextmanager
@@ -36,7 +27,7 @@ def keep_draws_in_order(module: torch.fx.GraphModule) -> Iterator[None]:
     with (
         inductor_config.patch(reorder_for_locality=local),
         patched("inductor-order-of-draws", comms, "decide_global_ordering_of_comms", order),
-        hooked("inductor-order-of-draws", ir.InplaceBernoulliFallback, "has_side_effects", _always, create=True),
+        constant("inductor-order-of-draws", ir.InplaceBernoulliFallback, "has_side_effects", _always),
     ):
         yield
 
@@ -58,11 +49,6 @@ def _has_effects(module: torch.fx.GraphModule) -> bool:
 
 def _always(self: Any) -> bool:
     return True
-
-
-def _matches_fixed(match: Any) -> bool:
-    """Whether a pattern matches without an operator that must not move."""
-    return bool(match) and not any(is_fixed(node.target) for node in match.nodes)
 
 
 def _in_order(schedule: Callable[..., list[Any]]) -> Callable[..., list[Any]]:

@@ -27,10 +27,18 @@ def pass_complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
     complex tensors it treats other numbers as ``float64``, or fails (``x / 2.5``).
     """
     graph = module.graph
-    for node in list(graph.nodes):
+    pending = [*reversed(graph.nodes)]
+    while pending:
+        node = pending.pop()
         found = node.meta.get("val")
         if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(found, torch.Tensor):
             continue
+        if isinstance(alpha := node.kwargs.get("alpha"), complex) and node.target in (_aten.add.Tensor, _aten.sub.Tensor):
+            with graph.inserting_before(node):
+                scaled = graph.call_function(_aten.mul.Tensor, (node.args[1], alpha))
+            scaled.meta |= node.meta | {"val": found.new_empty(node.args[1].meta["val"].shape)}
+            node.args, node.kwargs = (node.args[0], scaled), {}
+            pending.append(scaled)
         declared = node.target._schema.arguments
         kinds = (int, float, complex) if found.is_complex() else complex
         for index, (value, argument) in enumerate(zip(node.args, declared, strict=False)):
@@ -113,6 +121,33 @@ def reduce_bytes_as_numbers(module: torch.fx.GraphModule) -> None:
     if found:
         module.recompile()
 
+
+def add_bytes_as_numbers(module: torch.fx.GraphModule) -> None:
+    """Compute sums and products in bytes (``dtype=torch.int8``) in ``int64``, and keep the last byte.
+
+    Inductor also adds the vector lanes that hold no bytes. They hold what was computed of zeros.
+    """
+    graph, convert, fix = module.graph, torch.ops.prims.convert_element_type.default, "inductor-sums-of-bytes"
+    found = [node for node in graph.nodes if node.target in _SUMS and node.meta["val"].dtype in (torch.int8, torch.uint8)]
+    for node in found:
+        reached(fix)
+        x, whole = node.args[0], node.meta["val"]
+        if x.meta["val"].dtype != whole.dtype:
+            with graph.inserting_before(node):
+                in_bytes = graph.call_function(convert, (x, whole.dtype))
+            in_bytes.meta |= x.meta | {"val": x.meta["val"].to(whole.dtype)}
+            node.update_arg(0, in_bytes)
+        node.update_kwarg("dtype", torch.int64)
+        node.meta["val"] = whole.to(torch.int64)
+        with graph.inserting_after(node):
+            last = graph.call_function(convert, (node, whole.dtype))
+        last.meta |= node.meta | {"val": whole}
+        node.replace_all_uses_with(last, delete_user_cb=lambda user, own=last: user is not own)
+    if found:
+        module.recompile()
+
+
+_SUMS = {_aten.sum.default, _aten.sum.dim_IntList, _aten.prod.default, _aten.prod.dim_int}
 
 _EXTREMES: dict[Any, Sequence[int]] = {
     **dict.fromkeys((_aten.amax.default, _aten.amin.default, _aten.max.default, _aten.min.default), (0,)),

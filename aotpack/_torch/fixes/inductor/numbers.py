@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._inductor import ir, lowering, virtualized
+from torch._inductor import index_propagation, ir, lowering, virtualized
 from torch._inductor.codegen import common, cpp
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...api.patching import hooked, patched, with_items
 from ..applying import counted
@@ -44,6 +45,36 @@ def round_casts() -> Iterator[None]:
         hooked(fix, cpp.CppKernel, "cache_dtype_convert", lambda *given: None),
     ):
         yield
+
+
+@contextlib.contextmanager
+def round_constants() -> Iterator[None]:
+    """Round constants to their types, and cast indices to smaller types in the compiled loop.
+
+    Inductor computes with both as expressions of sizes, which keep all digits and are the same number after a cast.
+    """
+    fix = "inductor-constants-as-expressions"
+    made: Callable[..., None] = index_propagation.TypedExpr.__post_init__
+    convert: Callable[..., Any] = index_propagation.SymPyOps.to_dtype
+
+    def rounded(number: Any) -> None:
+        made(number)
+        if number.dtype.is_floating_point and number.is_constant():
+            with _disable_current_modes():
+                number.expr = torch.tensor(float(number.expr), dtype=torch.float64).to(number.dtype).item()
+
+    def widened(number: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
+        wide = {number.dtype, dtype} <= _INTEGERS and dtype.itemsize >= number.dtype.itemsize
+        return convert(number, dtype, *args, **kwargs) if wide or number.is_constant() else NotImplemented
+
+    with (
+        patched(fix, index_propagation.TypedExpr, "__post_init__", rounded),
+        patched(fix, index_propagation.SymPyOps, "to_dtype", widened),
+    ):
+        yield
+
+
+_INTEGERS = {torch.int8, torch.int16, torch.int32, torch.int64}
 
 
 @contextlib.contextmanager
@@ -112,29 +143,4 @@ def keep_type_of_powers() -> Iterator[None]:
         return lowering.fallback_pow_tensor_tensor(base, exponent)
 
     with patched("inductor-powers-of-a-number", lowering, "fallback_pow_scalar", power):
-        yield
-
-
-@contextlib.contextmanager
-def divide_pools() -> Iterator[None]:
-    """Call ATen's kernel for gradients of average pooling with ``ceil_mode``, whose last window may
-    exceed the input.
-
-    Inductor divides these gradients by the size of the whole window, even if the forward counts
-    less padding. It also raises if one number stands for all dimensions (``padding=(1,)``).
-    """
-
-    def rule(inductors: Callable[..., Any], kernel: Callable[..., Any], dimensions: int) -> Callable[..., Any]:
-        def lower(grad: Any, x: Any, size: Any, stride: Any, padding: Any, ceil_mode: bool, *rest: Any) -> Any:
-            lists = [list(numbers) * (dimensions if len(numbers) == 1 else 1) for numbers in (size, stride, padding)]
-            return (kernel if ceil_mode else inductors)(grad, x, *lists, ceil_mode, *rest)
-
-        return counted("inductor-average-pool-gradients", lower)
-
-    kernels = {
-        torch.ops.aten.avg_pool2d_backward.default: (lowering.fallback_avg_pool2d_backward, 2),
-        torch.ops.aten.avg_pool3d_backward.default: (lowering.fallback_avg_pool3d_backward, 3),
-    }
-    rules = {operator: rule(lowering.lowerings[operator], *kernel) for operator, kernel in kernels.items()}
-    with with_items("inductor-average-pool-gradients", lowering, "lowerings", rules):
         yield

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch._functorch import compile_utils, partitioners
 
-from ...api.patching import hooked, patched
+from ...api.patching import constant, patched
 from ...api.random_operators import is_random
 from ..applying import reached
 
@@ -27,7 +27,7 @@ def partition_random_operators(joint: torch.fx.GraphModule) -> Iterator[None]:
     if not drawing <= set(compile_utils.rand_ops):
         reached("partitioner-draws")
     with (
-        hooked("partitioner-draws", compile_utils, "rand_ops", [*compile_utils.rand_ops, *drawing]),
+        constant("partitioner-draws", compile_utils, "rand_ops", [*compile_utils.rand_ops, *drawing]),
         patched(
             "partitioner-draws",
             partitioners,

@@ -6,7 +6,6 @@ Torch assumes that symbols of sizes are positive, and answers such comparisons w
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -20,7 +19,7 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from .... import origin
-from ...api.patching import hooked
+from ...api.patching import caller, hooked
 from ..applying import reached
 
 _QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {
@@ -59,7 +58,7 @@ def guard_zero_comparisons() -> Iterator[None]:
 def _asking(ask: Callable[[Any, Any], Any], compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def asked(size: torch.SymInt, other: Any) -> Any:
         answer = ask(size, other)
-        if answer is not NotImplemented and _is_of_a_model(sys._getframe(1)):
+        if answer is not NotImplemented and _is_of_a_model(caller()):
             for one in (size, other):
                 for symbol in _may_be_zero(one):
                     reached("shapes-questions-about-zero")

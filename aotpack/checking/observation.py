@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
+from .._torch.api.addresses import storage_address
+
 Tensors = dict[str, torch.Tensor]
+Same = Callable[[str, torch.Tensor, torch.Tensor], bool]
+"""Whether two values of the same type and size are equal but for rounding: path, eager's, the other's."""
 
 
 def walk(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
@@ -20,7 +26,7 @@ def walk(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
     Replacements of records count as the records.
     """
     if isinstance(value, Mapping):
-        kind = f"mapping{_as_torch_sees(value)}" if hasattr(value, "to_tuple") else "dict"
+        kind = "dict" if type(value) in (dict, OrderedDict, defaultdict) else f"mapping{_as_torch_sees(value)}"
         yield path, f"{kind}{list(value.keys())}", None
         for key in value.keys():  # noqa: SIM118 - a model output's iteration is over keys, but its items() is not needed
             yield from walk(value[key], f"{path}[{key!r}]")
@@ -33,9 +39,9 @@ def walk(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
         for i, item in enumerate(value):
             yield from walk(item, f"{path}[{i}]")
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [f.name for f in dataclasses.fields(value)]
-        yield path, f"object{_as_torch_sees(value)}{list(names)}", None
-        for name in names:
+        fields = [f.name for f in dataclasses.fields(value)]
+        yield path, f"object{_as_torch_sees(value)}{fields}", None
+        for name in fields:
             yield from walk(getattr(value, name), f"{path}.{name}")
     else:
         yield path, "leaf", value
@@ -96,9 +102,9 @@ class Facts:
     about: dict[str, Any]
 
     @staticmethod
-    def of(tensor: torch.Tensor) -> Facts:
-        """Record ``tensor``."""
-        value = copied(tensor)
+    def of(tensor: torch.Tensor, *, copy: bool = True) -> Facts:
+        """Record ``tensor``. Without ``copy`` nobody may write to it later."""
+        value = copied(tensor) if copy else tensor.detach()
         about: dict[str, Any] = {
             "dtype": tensor.dtype,
             "shape": tuple(tensor.shape),
@@ -129,14 +135,20 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.numel() > 0
 
 
+def largest(value: torch.Tensor) -> float:
+    """The largest finite absolute value; 0 if there is none."""
+    finite = value[value.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
 def relations(tensors: Tensors) -> set[str]:
     """Relations between tensors: identity, shared storage with its offset, and views."""
     found = set()
-    for (a, left), (b, right) in combinations(tensors.items(), 2):
+    for (a, left), (b, right) in _related(tensors):
         if left is right:
             found.add(f"{a} is {b}")
             continue
-        if _address(left) == _address(right) != 0:
+        if storage_address(left) == storage_address(right) != 0:
             has_address = left.device.type == "cpu" and left.numel() and right.numel()
             distance = right.data_ptr() - left.data_ptr() if has_address else "some"
             found.add(f"{a} shares storage with {b} at {distance} bytes")
@@ -149,15 +161,19 @@ def relations(tensors: Tensors) -> set[str]:
     return found
 
 
-def _address(tensor: torch.Tensor) -> int:
-    """Address of the storage; 0 for sparse tensors and subclasses.
+_Named = tuple[str, torch.Tensor]
 
-    On devices other than the CPU that of the storage object.
-    """
-    if hasattr(tensor, "__tensor_flatten__") or tensor.layout != torch.strided:
-        return 0
-    storage = tensor.untyped_storage()
-    return storage.data_ptr() if tensor.device.type == "cpu" else storage._cdata
+
+def _related(tensors: Tensors) -> set[tuple[_Named, _Named]]:
+    """The pairs that may be related, in order. A large model has far more pairs than that."""
+    groups: dict[object, list[_Named]] = defaultdict(list)
+    for named in tensors.items():
+        tensor = named[1]
+        base = tensor if tensor._base is None else tensor._base
+        for key in ("base", id(base)), ("storage", storage_address(tensor)):
+            groups[key].append(named)
+    groups.pop(("storage", 0), None)
+    return {pair for group in groups.values() for pair in combinations(group, 2)}
 
 
 @dataclass
@@ -165,7 +181,7 @@ class Observation:
     """Everything observed of one call.
 
     ``generator`` has the states of the default generator. ``error`` is the exception that the call
-    raised.
+    raised. ``classes`` are the subclasses of its tensors.
     """
 
     structure: list[tuple[str, str]] = field(default_factory=list)
@@ -177,6 +193,18 @@ class Observation:
     generator: list[torch.Tensor] = field(default_factory=list)
     error: BaseException | None = None
     phase: str = "forward"
+    classes: set[type] = field(default_factory=set)
+
+    @cached_property
+    def largest_gradients(self) -> dict[torch.dtype, float]:
+        """The largest finite number among the dense gradients of each type. Ask when the call is over."""
+        found: dict[torch.dtype, float] = {}
+        for path, value in self.after.items():
+            if not path.endswith(".grad") or value is None or value.layout != torch.strided:
+                continue
+            if value.dtype.itemsize > 1 and value.dtype != torch.complex32:  # torch compares no numbers of these types
+                found[value.dtype] = max(found.get(value.dtype, 0.0), largest(value))
+        return found
 
     def see_result(self, result: Any) -> None:
         """Record the structure of the call's result."""
@@ -186,17 +214,25 @@ class Observation:
             if kind == "leaf" and not is_tensor:
                 self.constants[path] = (type(leaf).__name__, leaf)
 
-    def see_tensors(self, tensors: Tensors, given: Tensors) -> None:
-        """Record tensors and their relations. For tensors that existed before the call, record the offset too."""
+    def see_tensors(self, tensors: Tensors, given: Tensors, final: Collection[str] = ()) -> None:
+        """Record tensors and their relations. For tensors that existed before the call, record the offset too.
+
+        Nobody writes to those in ``final`` after the call, so they are not copied.
+        """
         tensors = with_parts(tensors)
-        self.tensors = {path: Facts.of(tensor) for path, tensor in tensors.items()}
+        self.classes = {type(tensor) for tensor in tensors.values() if hasattr(tensor, "__tensor_flatten__")}
+        self.tensors = {path: Facts.of(tensor, copy=path not in final) for path, tensor in tensors.items()}
         for path, tensor in given.items():
             self.tensors[path].about["offset"] = tensor.storage_offset()
         self.relations = relations(tensors)
 
 
-def differences(eager: Observation, bundle: Observation) -> list[str]:
-    """Properties of ``eager`` that ``bundle`` does not have, one a line."""
+def differences(eager: Observation, bundle: Observation, same: Same | None = None) -> list[str]:
+    """Properties of ``eager`` that ``bundle`` does not have, one a line.
+
+    ``same`` decides which values are equal but for rounding. By default a tolerance does.
+    """
+    same = same or _within_tolerance
     if eager.error is not None or bundle.error is not None:
         return _error_difference(eager, bundle)
     found = [f"structure: eager {eager.structure}, bundle {bundle.structure}"] * (eager.structure != bundle.structure)
@@ -205,7 +241,7 @@ def differences(eager: Observation, bundle: Observation) -> list[str]:
         for path, value in eager.constants.items()
         if repr(bundle.constants.get(path)) != repr(value)
     ]
-    found += [line for path in eager.tensors for line in _facts_difference(path, eager, bundle)]
+    found += [line for path in eager.tensors for line in _facts_difference(path, eager, bundle, same)]
     found += [f"only in eager: {line}" for line in sorted(eager.relations - bundle.relations)]
     found += [f"only in the bundle: {line}" for line in sorted(bundle.relations - eager.relations)]
     found += [f"{path}: version counter moved in eager only" for path in sorted(eager.written - bundle.written)]
@@ -213,7 +249,7 @@ def differences(eager: Observation, bundle: Observation) -> list[str]:
     states = zip(("forward", "backward"), eager.generator, bundle.generator, strict=False)
     found += [f"generator: another state after the {phase}" for phase, a, b in states if not torch.equal(a, b)]
     for path, value in eager.after.items():
-        found += _value_difference(path, value, bundle.after.get(path))
+        found += _value_difference(path, value, bundle.after.get(path), same)
     return found
 
 
@@ -227,7 +263,7 @@ def _error_difference(eager: Observation, bundle: Observation) -> list[str]:
     return []
 
 
-def _facts_difference(path: str, eager: Observation, bundle: Observation) -> list[str]:
+def _facts_difference(path: str, eager: Observation, bundle: Observation, same: Same) -> list[str]:
     ours, theirs = eager.tensors[path], bundle.tensors.get(path)
     if theirs is None:
         return [f"{path}: no such tensor in the bundle's result"]
@@ -236,7 +272,7 @@ def _facts_difference(path: str, eager: Observation, bundle: Observation) -> lis
         for key, value in ours.about.items()
         if theirs.about.get(key) != value
     ]
-    return about + _value_difference(path, ours.value, theirs.value)
+    return about + _value_difference(path, ours.value, theirs.value, same)
 
 
 _TOLERANCES = dict.fromkeys((torch.bfloat16, torch.float16, torch.complex32), 2e-2)
@@ -244,22 +280,27 @@ _TOLERANCES |= dict.fromkeys((torch.float64, torch.complex128), 1e-9)
 """Relative and absolute; 1e-5 of other types."""
 
 
-def _value_difference(path: str, eager: torch.Tensor | None, bundle: torch.Tensor | None) -> list[str]:
+def _value_difference(path: str, eager: torch.Tensor | None, bundle: torch.Tensor | None, same: Same) -> list[str]:
     if eager is None or bundle is None:
-        same = eager is None and bundle is None
-        return [] if same else [f"{path}: eager {_short(eager)}, bundle {_short(bundle)}"]
+        return [] if eager is bundle else [f"{path}: eager {_short(eager)}, bundle {_short(bundle)}"]
     if eager.shape != bundle.shape or eager.dtype != bundle.dtype:
         return [f"{path}: eager {eager.dtype}{list(eager.shape)}, bundle {bundle.dtype}{list(bundle.shape)}"]
     if eager.layout != torch.strided or bundle.layout != torch.strided:
         if eager.layout != bundle.layout:
             return [f"{path}: eager {eager.layout}, bundle {bundle.layout}"]
         eager, bundle = eager.to_dense(), bundle.to_dense()
+    if same(path, eager, bundle):
+        return []
+    if eager.dtype == torch.complex32:  # torch cannot print this dtype
+        eager, bundle = eager.to(torch.complex64), bundle.to(torch.complex64)
+    return [f"{path}: values differ, eager {_short(eager)}, bundle {_short(bundle)}{_by(eager, bundle)}"]
+
+
+def _within_tolerance(path: str, eager: torch.Tensor, bundle: torch.Tensor) -> bool:
     tolerance = _TOLERANCES.get(eager.dtype, 1e-5)
     if eager.dtype == torch.complex32:  # torch cannot compare this dtype
         eager, bundle = eager.to(torch.complex64), bundle.to(torch.complex64)
-    if torch.equal(eager, bundle) or torch.allclose(eager, bundle, rtol=tolerance, atol=tolerance, equal_nan=True):
-        return []
-    return [f"{path}: values differ, eager {_short(eager)}, bundle {_short(bundle)}{_by(eager, bundle)}"]
+    return torch.equal(eager, bundle) or torch.allclose(eager, bundle, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def _by(eager: torch.Tensor, bundle: torch.Tensor) -> str:

@@ -1,0 +1,104 @@
+"""What all methods of a build are traced from: the model, its example inputs and its state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from aotpack_loader.format import schema
+
+from .. import capture
+from .._torch.aot_autograd import Decompositions
+from ..capture.inputs.aliasing import has_gaps
+from ..capture.inputs.dynamic_shapes import DynamicShapes
+from ..capture.inputs.dynamic_shapes import resolve as resolve_shapes
+from ..capture.inputs.examples import named_leaves, refuse_devices, refuse_layouts
+from ..model.state import StoredTensors, describe_state, named_state
+from ..model.subclasses import check_memory_is_separate
+from .options import Options
+from .progress import Run
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """The inputs that all methods of a build are traced from.
+
+    ``model`` is the user's model, and ``module`` wraps it if it is a function. ``stored`` collects
+    the tensors that the bundle stores. ``gaps`` has the numbers of leaves that have gaps and are
+    traced as if they were dense.
+    ``decompositions`` are those of the targets that the methods are traced for.
+    """
+
+    run: Run
+    model: Any
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shapes: DynamicShapes
+    gaps: frozenset[int]
+    state: Sequence[schema.StateEntry]
+    stored: StoredTensors
+    options: Options
+    decompositions: Decompositions
+
+
+@dataclass(frozen=True)
+class Example:
+    """The user's model with example arguments and dynamic shapes."""
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dynamic_shapes: Any
+
+
+def begin(run: Run, example: Example, options: Options) -> BuildContext:
+    """Describe the model and its example inputs, and refuse inputs that cannot be traced."""
+    model, args, kwargs = example.model, example.args, example.kwargs
+    tensors = named_leaves(model, args, kwargs)
+    refuse_layouts(tensors)
+    module = model if isinstance(model, torch.nn.Module) else capture.FunctionModule(model)
+    stored = StoredTensors()
+    with_state = [*tensors, *((name, tensor) for name, _, tensor, _ in named_state(module))]
+    refuse_devices(with_state)
+    state = describe_state(module, stored)
+    check_memory_is_separate(with_state)
+    shapes = resolve_shapes(model, args, kwargs, example.dynamic_shapes)
+    gaps = _gaps(run, tensors, args, kwargs, shapes)
+    return BuildContext(
+        run=run,
+        model=model,
+        module=module,
+        args=args,
+        kwargs=kwargs,
+        shapes=shapes,
+        gaps=gaps,
+        state=state,
+        stored=stored,
+        options=options,
+        decompositions={},
+    )
+
+
+def _gaps(
+    run: Run,
+    tensors: Sequence[tuple[str, torch.Tensor]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    shapes: DynamicShapes,
+) -> frozenset[int]:
+    """Return the numbers of leaves with dynamic sizes that are slices of larger tensors.
+
+    How the strides of a slice depend on its sizes cannot be known.
+    """
+    leaves = pytree.tree_leaves((args, kwargs))
+    found = frozenset(i for i, sizes in shapes.dims.items() if sizes and has_gaps(leaves[i]))
+    slices = {id(leaves[i]) for i in found}
+    for path, leaf in tensors:
+        if id(leaf) in slices:
+            run.warn(f"{path}: the example is a slice of a larger tensor with dynamic sizes, so each call copies such a tensor")
+    return found

@@ -1,0 +1,99 @@
+"""Checks a request before any work: a build takes minutes, and most mistakes show at once.
+
+One error reports all problems: options, targets, the bundle's path, directories of this user, and
+what targets lack on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from aotpack_loader.errors import AotpackError, BuildError, Problem
+from aotpack_loader.trust import check_records
+
+from ..capture.autocast import current_autocast
+from ..targets import Target, find_target
+from ..writer.bundle import check_destination
+from .options import Options, layout_problems, options_of
+from .specializations import refuse_unused
+
+T = TypeVar("T")
+
+
+def check_build(given: Mapping[str, Any], *also: Callable[[], object]) -> tuple[Options, list[Target]]:
+    """Check the arguments of ``aotpack.build``, and return its options and targets.
+
+    The model and its example inputs may be missing: the command line loads them afterwards. ``also``
+    are further checks.
+
+    Raises:
+        AotpackError: the only problem, or a :class:`BuildError` with all of them.
+    """
+    found = _Problems()
+    for check in also:
+        found.of(check)
+    options = found.of(lambda: options_of(given, current_autocast()))
+    targets = _check_targets(found, given)
+    found.raise_all()
+    assert options is not None
+    return options, targets
+
+
+def check_compile(given: Mapping[str, Any]) -> list[Target]:
+    """Check the arguments of ``aotpack.compile_bundle``, and return its targets.
+
+    Raises:
+        AotpackError: as :func:`check_build`.
+    """
+    found = _Problems()
+    if problems := layout_problems(given["layout"]):
+        found.errors.append(BuildError("The options are not valid.", problems))
+    targets = _check_targets(found, given)
+    found.raise_all()
+    return targets
+
+
+def _check_targets(found: _Problems, given: Mapping[str, Any]) -> list[Target]:
+    """Check what both commands take: targets, their needs, and where the bundle goes."""
+    names: Sequence[str] = given["targets"]
+    if isinstance(names, str):
+        found.errors.append(BuildError(f"targets={names!r} is not a sequence of names.", hint=f"Write targets=({names!r},)."))
+        names = ()
+    elif not names:
+        found.errors.append(BuildError("No target was asked for.", hint="Give at least one, for example 'cpu' or 'portable'."))
+    made = [found.of(partial(find_target, name)) for name in names]
+    named = {target.name: target for target in made if target is not None}
+    targets = [named[name] for name in sorted(named)]  # their order decides nothing, the graphs least of all
+    if None not in made:
+        found.of(lambda: refuse_unused(targets, given["specializations"]))
+    kinds = {type(target): target for target in targets}
+    found.errors += [error for target in kinds.values() for error in target.lacks()]
+    found.of(lambda: check_destination(given["out"], given["layout"]))
+    found.of(check_records)
+    return targets
+
+
+class _Problems:
+    """The errors of several checks."""
+
+    def __init__(self) -> None:
+        self.errors: list[AotpackError] = []
+
+    def of(self, check: Callable[[], T]) -> T | None:
+        """Return what a check returns; None after an error, which is kept."""
+        try:
+            return check()
+        except AotpackError as error:
+            self.errors.append(error)
+            return None
+
+    def raise_all(self) -> None:
+        """Raise a single error as it is, or one error with the problems of all."""
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        if self.errors:
+            problems = [problem for error in self.errors for problem in error.problems or [Problem("", error.summary)]]
+            hints = dict.fromkeys(error.hint for error in self.errors if error.hint)
+            raise BuildError("The build cannot begin.", problems, hint="\n".join(hints))

@@ -1,0 +1,149 @@
+"""Numbers: constants, types that are computed in, ranges, and arguments that eager's kernels refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from devtools.harness import Call, Case, MakeInputs, Spec, case, const, g, t
+
+
+def positions(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """DETR's positions, and others that are computed of constants."""
+    ones = torch.ones((2, 4), dtype=torch.bool)
+    half = ones.cumsum(1, dtype=torch.float16).unsqueeze(-1) * y
+    whole = torch.full((5,), 2.7).cumsum(0, dtype=torch.int64)
+    double = x * torch.ones_like(x).cumsum(-1, dtype=torch.float64)
+    return ones.cumsum(1, dtype=torch.float32).unsqueeze(-1) * x, half, whole, double
+
+
+def constants(x: Tensor) -> tuple[Tensor, ...]:
+    """Tensors without dimensions do not decide on types, and a product with 0 may be no number."""
+    wraps = torch.full((3,), 100, dtype=torch.int8) + torch.full((), 100)
+    same = torch.full((3,), 0.1) == torch.full((), 0.1, dtype=torch.float64)
+    return wraps > 0, same, x * 0
+
+
+def sums_of_bytes(x: Tensor) -> tuple[Tensor, ...]:
+    unsigned, signed = x.to(torch.uint8), x.to(torch.int8)
+    sums = [unsigned.sum(dtype=torch.uint8), signed.sum(dtype=torch.int8), signed.sum(1, dtype=torch.int8)]
+    return (
+        *sums,
+        x.sum(0, dtype=torch.uint8),
+        (x / 30).to(torch.int8).prod(dtype=torch.int8),
+        torch.arange(15).sum(dtype=torch.uint8),
+    )
+
+
+def deviations(x: Tensor) -> tuple[Tensor, ...]:
+    large, small = x * 1e20, x * 1e-25
+    return large.std(), small.std(), large.std(1), small.std(0, correction=0), torch.std_mean(large, 1)[0], x.bfloat16().std(1)
+
+
+def variances(x: Tensor) -> tuple[Tensor, ...]:
+    shifted = x + 1e5
+    return shifted.var(), shifted.var(1), torch.var_mean(shifted, 1)[0], shifted.std(0)
+
+
+def thresholds(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return F.threshold(x, 0.3, 20.0), F.threshold(y, 0.3, 20.0), F.relu(x), F.threshold(x, 0.5, 1.0)
+
+
+def unsigned(x: Tensor) -> tuple[Tensor, ...]:
+    return x.to(torch.uint32), x.to(torch.uint64), x.bfloat16().to(torch.uint32), x.double().to(torch.uint64)
+
+
+def cross_entropy(p: Tensor, target: Tensor) -> Tensor:
+    return F.binary_cross_entropy(p.sigmoid(), target)
+
+
+def view_and_detached(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.sin()
+    return y.view(-1), y.detach()
+
+
+def views_and_detached(x: Tensor) -> tuple[Tensor, ...]:
+    y, z = x.sin(), x.exp()
+    return y[0], y.detach(), y.data, y.detach().t(), z.t(), z.data, y.detach() * z
+
+
+def _leaf(value: Tensor) -> Spec:
+    return lambda generator: value.clone().requires_grad_()
+
+
+def _with_target(number: float) -> MakeInputs:
+    return lambda seed: ((torch.zeros(4, requires_grad=True), torch.full((4,), number)), {})
+
+
+_AT_THRESHOLD = torch.tensor([0.3, 0.31, 0.2, 0.5])
+_REFUSED: dict[str, tuple[Callable[..., object], tuple[Tensor, ...], str]] = {
+    "celu, alpha 0": (lambda x: F.celu(x, 0.0), (torch.ones(3),), "alpha cannot be 0"),
+    "smooth_l1_loss, a negative beta": (
+        lambda x: F.smooth_l1_loss(x, x + 1, beta=-1.0),
+        (torch.ones(3),),
+        "negative values for beta",
+    ),
+    "huber_loss, a negative delta": (lambda x: F.huber_loss(x, x + 1, delta=-1.0), (torch.ones(3),), "delta"),
+    "addmm, a product that grows": (
+        torch.addmm,
+        (torch.ones(5, 1), torch.ones(1, 1), torch.ones(1, 1)),
+        "must match the existing size",
+    ),
+    "addmv, a product that grows": (torch.addmv, (torch.ones(5), torch.ones(1, 2), torch.ones(2)), "size mismatch"),
+    "addmv of booleans": (
+        torch.addmv,
+        tuple(torch.ones(n, dtype=torch.bool) for n in ((2,), (2, 3), (3,))),
+        "not implemented for 'Bool'",
+    ),
+    "dot of booleans": (torch.dot, (torch.ones(3, dtype=torch.bool),) * 2, "not implemented for 'Bool'"),
+    "logcumsumexp of a whole number": (lambda x: torch.logcumsumexp(x, 0), (torch.tensor(3),), "not implemented for 'Long'"),
+    "frac of whole numbers": (torch.frac, (torch.ones(3, dtype=torch.int64),), "not implemented for 'Long'"),
+    "logaddexp of whole numbers": (torch.logaddexp, (torch.ones(3, dtype=torch.int64),) * 2, "not implemented for 'Long'"),
+    "multi_margin_loss of half precision": (
+        F.multi_margin_loss,
+        (torch.ones(2, 3).half(), torch.tensor([0, 1])),
+        "not implemented for 'Half'",
+    ),
+    "clamp of booleans": (torch.clamp, (torch.ones(3, dtype=torch.bool),) * 3, "not implemented for 'Bool'"),
+    "cov, weights of another length": (lambda x, w: torch.cov(x, aweights=w), (torch.ones(2, 3), torch.ones(1)), "same numel"),
+    "cov, real frequencies": (lambda x, w: torch.cov(x, fweights=w), (torch.ones(2, 3), torch.ones(3)), "integral"),
+}
+REFUSED = {f"numbers: {name} (eager raises)": message for name, (_, _, message) in _REFUSED.items()}
+
+CASES: list[Case] = [
+    *(
+        case(f"numbers: {name}, {target}", function, *specs, targets=(target,))
+        for name, function, specs, *targets in (
+            ("positions", positions, [g(2, 4, 3), g(2, 4, 3, dtype=torch.float16)], "portable"),
+            ("constants", constants, [const(torch.tensor([[[1.0, -float("inf")], [float("nan"), 2.0]]]))], "portable"),
+            (
+                "sums of bytes",
+                sums_of_bytes,
+                [lambda generator: torch.randint(-100, 100, (7, 13), generator=generator).float()],
+                "portable",
+            ),
+            ("range of std", deviations, [g(5, 9)]),
+            ("thresholds of half precision", thresholds, [_leaf(_AT_THRESHOLD.bfloat16()), _leaf(_AT_THRESHOLD.half())]),
+            ("negative numbers to unsigned ones", unsigned, [const(torch.linspace(-3.5, 90.0, 35))]),
+            ("a view beside what is detached", view_and_detached, [g(2, 4)]),
+            ("views beside what is detached", views_and_detached, [g(2, 4)]),
+        )
+        for target in targets or ("portable", "cpu")
+    ),
+    case("numbers: variance far from zero, cpu", variances, t(6, 40), targets=("cpu",)),
+    *(
+        case(
+            f"numbers: binary_cross_entropy of targets that are no probability (eager raises), {target}",
+            cross_entropy,
+            g(4),
+            const(torch.full((4,), 0.5)),
+            calls=[Call(1), *(Call(2, inputs=_with_target(number)) for number in (1.5, -0.5, float("nan")))],
+            targets=(target,),
+        )
+        for target in ("portable", "cpu")
+    ),
+    *(case(f"numbers: {name} (eager raises)", function, *map(const, given)) for name, (function, given, _) in _REFUSED.items()),
+]

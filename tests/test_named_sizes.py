@@ -1,0 +1,105 @@
+"""One ``torch.export.Dim`` is one size, checked at each call, whether or not the model needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import compiles_native_code
+from torch import Tensor
+from torch.export import Dim
+
+import aotpack
+import aotpack_loader
+from aotpack_loader.errors import BuildError, InputError
+from aotpack_loader.format.labels import labels_of
+
+BATCH = Dim("batch", min=1, max=64)
+TARGETS = ["portable", pytest.param("cpu", marks=pytest.mark.skipif(not compiles_native_code(), reason="no native code"))]
+
+
+def both(x: Tensor, y: Tensor) -> Tensor:
+    return x.square().mean() + y.square().mean()
+
+
+def rows(n: int, columns: int = 3, **options: Any) -> Tensor:
+    return torch.randn(n, columns, **options)
+
+
+def built(function: Callable[..., Any], args: tuple[Any, ...], folder: Path, shapes: Any, **options: Any) -> Any:
+    options = {"targets": ("portable",)} | options
+    report = aotpack.build(function, args, out=folder / "m.aotpack", dynamic_shapes=shapes, **options)
+    return aotpack_loader.load(report.out)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_one_dim_is_one_size_on_every_path(tmp_path: Path, target: str) -> None:
+    args = rows(4, requires_grad=True), rows(4, 5)
+    built(both, args, tmp_path, {"x": {0: BATCH}, "y": {0: BATCH}}, targets=(target,), methods=("train",))
+    for _ in range(2):  # the second load starts from a record
+        model = aotpack_loader.load(tmp_path / "m.aotpack")
+        for call in (model, torch.compile(lambda x, y, model=model: model(x, y), backend="eager", fullgraph=True)):
+            x, y = rows(7, requires_grad=True), rows(7, 5)
+            torch.testing.assert_close(call(x, y), both(x, y))
+            with pytest.raises(Exception, match=r"y: expected float32\[batch=4,5\], got float32\[9,5\]"):
+                call(rows(4, requires_grad=True), rows(9, 5))
+    method = model.aotpack.program.methods["train"]
+    assert {labels_of(method).text(leaf.shape[0]) for leaf in method.leaves} == {"batch"}
+
+
+@pytest.mark.parametrize("front_end", ["dynamo", "export", "trace"])
+@pytest.mark.parametrize(
+    ("shapes", "example", "good", "bad"),
+    [
+        ({"x": {0: BATCH}, "y": {0: 2 * BATCH}}, (4, 8), [(5, 10), (1, 2), (64, 128)], [(5, 9), (5, 5)]),
+        ({"x": {0: 2 * BATCH}, "y": {0: 2 * BATCH + 1}}, (4, 5), [(8, 9), (2, 3)], [(8, 8), (5, 6)]),
+        ({"x": {0: 2 * BATCH}, "y": {0: 3 * BATCH}}, (4, 6), [(8, 12)], [(8, 10), (7, 12)]),
+        ({"x": {0: 2 * BATCH}, "y": None}, (4, 6), [(8, 6)], [(5, 6)]),
+    ],
+    ids=["a multiple", "a sum", "without the root", "alone"],
+)
+def test_derived_dims(tmp_path: Path, front_end: str, shapes: Any, example: Any, good: Any, bad: Any) -> None:
+    args = rows(example[0], requires_grad=True), rows(example[1])
+    if front_end == "export" and BATCH not in [size for dims in shapes.values() for size in (dims or {}).values()]:
+        front_end = "trace"  # torch.export makes a symbol of the missing size
+    model = built(both, args, tmp_path, shapes, front_ends=(front_end,), methods=("train",))
+    for n, m in good:
+        x, y = rows(n, requires_grad=True), rows(m)
+        torch.testing.assert_close(model(x, y), both(x, y))
+    for n, m in bad:
+        with pytest.raises(InputError):
+            model(rows(n, requires_grad=True), rows(m))
+
+
+def test_a_size_and_an_integer(tmp_path: Path) -> None:
+    def scaled(x: Tensor, n: int) -> Tensor:
+        return x.square().sum() * n
+
+    model = built(scaled, (rows(4, requires_grad=True), 4), tmp_path, {"x": {0: BATCH}, "n": BATCH}, methods=("train",))
+    assert model(rows(7, requires_grad=True), 7).isfinite()
+    with pytest.raises(InputError):
+        model(rows(7, requires_grad=True), 8)
+
+
+def test_second_derivatives_keep_the_relation(tmp_path: Path) -> None:
+    shapes = {"x": {0: BATCH}, "y": {0: BATCH}}
+    model = built(both, (rows(4, requires_grad=True), rows(4, 5)), tmp_path, shapes, second_derivatives=True)
+    with pytest.raises(InputError):
+        model(rows(4, requires_grad=True), rows(9, 5))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({"x": {0: Dim("batch", min=5, max=64)}}, r"x\.shape\[0\]: the example has 4, outside of 'batch', 5\.\.64"),
+        ({"x": {0: BATCH}, "y": {0: BATCH}}, r"batch: one size in dynamic_shapes; the example has 4 by x\.shape\[0\], 6 by y"),
+        ({"x": {0: BATCH}, "y": {0: 2 * BATCH}}, r"4 by x\.shape\[0\], 3 by y\.shape\[0\]"),
+    ],
+    ids=["range", "equal", "multiple"],
+)
+def test_an_example_that_breaks_the_relation(tmp_path: Path, shapes: Any, message: str) -> None:
+    with pytest.raises(BuildError, match=message):
+        built(both, (rows(4, requires_grad=True), rows(6)), tmp_path, shapes)
