@@ -1,7 +1,6 @@
 """Every case of the table, in process, on the portable target.
 
-A commit runs half of the cases that enter a changed function, and one in six of the others
-(``support/selection.py``). ``infer`` of a case that is not about modes has its turn, too.
+A commit runs ``infer`` of one in three of the cases that are not about modes (``support/selection.py``).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.selection import Entered, is_due
+from support.selection import is_due
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aotpack
@@ -34,8 +33,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-_KEPT = os.environ.get("AOTPACK_TEST_CACHE")
-ENTERED = Entered(Path(_KEPT, "entered") if _KEPT else None)
 _ABOUT_MODES = re.compile("rng|random|dropout|norm|mode|eval|infer|grad", re.IGNORECASE)
 
 
@@ -49,16 +46,7 @@ def _parameter(case: Case) -> object:
 def test_eager_and_bundle_agree(case: Case, tmp_path: Path) -> None:
     """What a caller can see of every call is the same; what cannot be kept true is refused at build."""
     out = tmp_path / "case.aotpack"
-    if "cpu" in case.targets:  # copies of this process lower its graphs, and what they enter is not noted
-        _check(case, out)
-    elif not is_due(case.name) and ENTERED.may_wait(case.name):
-        pytest.skip("nothing that this case enters has changed, or its turn is at the next commit")
-    else:
-        with ENTERED.noting(case.name):
-            _check(_in_modes_of_this_run(case), out)
-
-
-def _check(case: Case, out: Path) -> None:
+    case = _in_modes_of_this_run(case)
     if case.name in REFUSED:
         with pytest.raises(BuildError) as caught:
             build(case, out)
