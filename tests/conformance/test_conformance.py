@@ -6,7 +6,6 @@ A commit runs ``infer`` of one in three of the cases that are not about modes (`
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
