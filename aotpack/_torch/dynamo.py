@@ -16,7 +16,7 @@ import torch
 import torch._dynamo
 import torch._inductor
 import torch._inductor.lowering
-from torch._dynamo import functional_export
+from torch._dynamo import _trace_wrapped_higher_order_op, functional_export
 from torch._guards import tracing
 
 from .api.counting import counted
@@ -53,6 +53,25 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
             return again
     refuse_changes(read)
     return captured
+
+
+def assumes_layouts(graph_module: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """Return the calls of custom autograd functions whose backward reads the strides of its gradients.
+
+    Dynamo does not know these strides when it traces the backward. It makes each gradient contiguous first
+    (``torch._dynamo._trace_wrapped_higher_order_op.autograd_function_backward_rewritten``).
+    """
+    calls = graph_module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.autograd_function_apply)
+    backwards = [(call, getattr(graph_module, call.args[1].target).graph) for call in calls]
+    return [
+        call
+        for call, graph in backwards
+        if any(map(_is_added_by_dynamo, graph.find_nodes(op="call_method", target="contiguous")))
+    ]
+
+
+def _is_added_by_dynamo(node: torch.fx.Node) -> bool:
+    return _trace_wrapped_higher_order_op.__file__ in node.meta.get("stack_trace", "")
 
 
 def _refuse_changed_arguments(model: torch.nn.Module, changes: Iterable[str]) -> None:

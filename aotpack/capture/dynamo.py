@@ -28,6 +28,7 @@ def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
     model, args, kwargs = source.model, source.args, source.kwargs
     with fake_tensors.marked_dynamic(source.shapes.of_tensors(args, kwargs)):
         captured = _set_up_and_captured(model, args, kwargs)
+        _refuse_assumed_layouts(captured)
         inference.without_inference(captured)
         drop_assignments_of_own_data(captured.graph)
         copy_captured_carries(captured)
@@ -73,6 +74,12 @@ def _set_up_and_captured(model: torch.nn.Module, args: tuple[Any, ...], kwargs: 
             raise
     fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), model, args, kwargs, strict=False)
     return dynamo.capture_with_dynamo(model, args, kwargs)
+
+
+def _refuse_assumed_layouts(captured: torch.fx.GraphModule) -> None:
+    if calls := dynamo.assumes_layouts(captured):
+        lines = ", ".join(source_line(call) or call.name for call in calls)
+        raise ValueError(f"{lines}: the backward of an autograd.Function reads the strides of its gradient, which Dynamo assumes")
 
 
 @contextlib.contextmanager

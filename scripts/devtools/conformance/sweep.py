@@ -62,7 +62,7 @@ def main() -> None:
     if options.worker:
         from .worker import serve
 
-        serve(Path(options.worker), limit=options.limit, count=options.samples, size=options.together)
+        serve(Path(options.worker), limit=options.limit, count=options.samples, size=options.together, values=options.values)
         return
     chosen = units(options.databases, options.dtypes, options.sizes, options.ops, options.target)
     if options.ops and not chosen:
@@ -118,6 +118,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--together", type=int, default=1, metavar="N", help="build N samples in one bundle, of several operators"
     )
+    parser.add_argument("--values", action="store_true", help="call each bundle with NaN, infinity and values out of range, too")
     parser.add_argument("--sizes", nargs="+", choices=("static", "dynamic"), default=["static", "dynamic"])
     parser.add_argument("--target", choices=TARGETS, default=TARGETS[0], help="what bundles are built for (default portable)")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time (default 1)")
@@ -262,6 +263,7 @@ class Worker:
         command = [sys.executable, "-m", "devtools.conformance", "--worker", str(folder), "--limit", str(options.limit)]
         command += ["--samples", str(options.samples)] if options.samples else []
         command += ["--together", str(options.together)]
+        command += ["--values"] if options.values else []
         environment = environment_in(folder)
         self.limit = options.limit
         self.units = 0

@@ -23,7 +23,7 @@ OTHERS = 2
 """How many samples of other sizes a bundle of static sizes is called with, which it must refuse."""
 
 
-def serve(folder: Path, *, limit: float, count: int | None, size: int) -> None:
+def serve(folder: Path, *, limit: float, count: int | None, size: int, values: bool) -> None:
     """Check units until stdin ends.
 
     ``limit`` is the time for a unit in seconds. ``count`` is the minimum of samples per variant.
@@ -31,7 +31,8 @@ def serve(folder: Path, *, limit: float, count: int | None, size: int) -> None:
     Samples that differ only in values share a build; with dynamic sizes also those that differ in
     sizes. If the bundle accepts them, they are checked with it, also beyond ``count``. ``size``
     samples of the units of a line share one bundle, which saves time for compiled code. A bundle
-    that does not pass is halved until each sample is alone.
+    that does not pass is halved until each sample is alone. With ``values``, bundles of one sample are
+    also called with unusual values.
 
     The first bundle of each unit and variant is stored beside ``folder`` for a new process. Custom
     operators are excluded, because that process lacks their packages.
@@ -52,7 +53,10 @@ def serve(folder: Path, *, limit: float, count: int | None, size: int) -> None:
         recorded = json.loads(line)
         units = [Unit(**unit) for unit in recorded["units"]]
         until = time.monotonic() + limit * len(units)
-        works = [BuildContext(unit, set(recorded["done"][str(unit)]), folder, report, count=count, until=until) for unit in units]
+        done = recorded["done"]
+        works = [
+            BuildContext(unit, set(done[str(unit)]), folder, report, count=count, until=until, values=values) for unit in units
+        ]
         tried = {(unit, name) for unit, name in recorded["tried"]}
         while (group := next_group(works, tried, size)) is not None:
             several(group)
@@ -71,8 +75,17 @@ class BuildContext:
     """
 
     def __init__(
-        self, unit: Unit, done: set[str], folder: Path, report: Callable[..., None], *, count: int | None, until: float
+        self,
+        unit: Unit,
+        done: set[str],
+        folder: Path,
+        report: Callable[..., None],
+        *,
+        count: int | None,
+        until: float,
+        values: bool,
     ) -> None:
+        self.values = values
         self.unit, self.done, self.report, self.until = unit, done, report, until
         # Dynamo adds nothing for a call of one operator, and takes seconds. Control flow needs it.
         front_ends = FRONT_ENDS if unit.database == "hop_db" else ("trace",)
@@ -106,6 +119,9 @@ class BuildContext:
             self.became(sample.name, outcome)
             if self.check.loaded is None:
                 continue
+            if self.values and outcome.status == "pass":
+                for other in self.check.at_unusual_values(sample):
+                    self.became(other.sample, other)
             for other in alike(sample, self.every, self.done, dynamic=self.unit.dynamic):
                 self.begin(other)
                 outcome = self.check.again(other)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from aotpack.capture import FRONT_ENDS
-from devtools.harness import TRAIN, Call, Case, case, g, ints, module_case, n, t
+from devtools.harness import TRAIN, Call, Case, case, g, ints, laid_out, module_case, n, t
 
 
 class Mlp(nn.Module):
@@ -606,6 +606,18 @@ OWN_GRADIENTS: dict[str, tuple[Any, str]] = {
 """Gradients that a model gives itself, and what is said where a front end would lose them."""
 
 
+class ByLayout(torch.autograd.Function):
+    """Its gradient depends on the layout of the gradient that it gets."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * (2 if gradient.is_contiguous() else 3)
+
+
 class SquareOnce(torch.autograd.Function):
     """Its backward writes to a part of what its forward has saved."""
 
@@ -897,6 +909,11 @@ CASES: list[Case] = [
     ),
     case("autograd: detach inside", lambda x: x * x.detach(), g(3)),
     case("autograd: autograd.Function", lambda x: Triple.apply(x), g(3)),
+    case(
+        "autograd: autograd.Function whose backward reads strides",
+        lambda x: torch.relu(ByLayout.apply(x * 2)),
+        laid_out(g(2, 3, 4, 4), (48, 1, 12, 3)),
+    ),
     case("autograd: a backward writes to an argument that it saved", squared_once, n(3, 2)),
     module_case("autograd: a backward writes to a buffer that it saved", CountsBackwards, n(3)),
     case("autograd: a backward tells None from zeros, of two results", tells_none, g(3)),
