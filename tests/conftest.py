@@ -17,7 +17,7 @@ import pytest
 import torch
 from support.archive import write_tiny
 from support.forks import Forks
-from support.selection import nightly
+from support.selection import is_due, nightly
 
 import aotpack
 from aotpack._torch.api.patching import dotted, replacements
@@ -91,6 +91,8 @@ def compiles_native_code() -> bool:
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     if item.get_closest_marker("nightly") and not nightly():
         pytest.skip("scripts/test nightly runs it")
+    if (turns := item.get_closest_marker("turns")) and not is_due(item.nodeid, *turns.args):
+        pytest.skip("its turn is at another commit")
     if item.get_closest_marker("copies") and (torch.cuda.is_initialized() or not copies_are_made()):
         pytest.skip("JAX or CUDA is started here, and a build beside it copies no process")
     return (yield from _without_native_code())

@@ -1,13 +1,110 @@
-"""A share of the tests runs at each commit, and every test has its turn."""
+"""Which rows of the conformance table a commit runs."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from support import selection
 
+BEFORE = '''
+LIMIT = 3
+
+class A:
+    """A class."""
+    size = 1
+    def method(self):
+        """Says what."""
+        def inner():
+            return 2
+        return inner()
+
+def other():
+    return 1
+'''
+
+
+def changed(new: str) -> set[str]:
+    old, now = selection._hashes_of(BEFORE), selection._hashes_of(new)
+    return {name for name in old.keys() | now.keys() if old.get(name) != now.get(name)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("return 2", "return 3", {"A.method"}),
+        ("return 1", "return 1 + 0", {"other"}),
+        ("return 1", "return 1  # one", set()),
+        ("Says what.", "Says how.", set()),
+        ("size = 1", "size = 2", {"<module>"}),
+        ("LIMIT = 3", "LIMIT = 4", {"<module>"}),
+        ("def other", "def another", {"other", "another"}),
+    ],
+)
+def test_what_counts_as_a_change(old: str, new: str, found: set[str]) -> None:
+    assert changed(BEFORE.replace(old, new)) == found
+
+
+def entered_by_the_row() -> int:
+    return 1
+
+
+def entered_by_many_rows() -> int:
+    return 2
+
+
+@pytest.fixture
+def entered(tmp_path: Path) -> selection.Entered:
+    """Notes of 50 rows that enter another function, at a second run on this machine."""
+    (tmp_path / "notes").mkdir()
+    made = selection.Entered(tmp_path / "notes")
+    for i in range(50):
+        with made.noting(f"common {i}"):
+            entered_by_many_rows()
+    return made
+
+
+def with_a_change_of(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {**selection._hashes("tests/test_selection.py"), function: "another"}
+    monkeypatch.setattr(selection, "_hashes", lambda file: now)
+
+
+def test_a_row_is_left_out_until_a_function_that_it_entered_changes(
+    entered: selection.Entered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert entered.is_touched("row")  # it is new
+    with entered.noting("row"):
+        entered_by_the_row()
+    assert not selection.Entered(entered._folder).is_touched("row")
+    with_a_change_of("entered_by_the_row", monkeypatch)
+    assert selection.Entered(entered._folder).is_touched("row")
+    assert not selection.Entered(entered._folder).is_touched("common 1")
+
+
+def test_functions_that_many_rows_enter_are_left_to_the_turns(
+    entered: selection.Entered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_a_change_of("entered_by_many_rows", monkeypatch)
+    assert not entered.is_touched("common 1")
+
+
+def test_on_a_new_machine_nothing_is_known_to_be_touched(tmp_path: Path) -> None:
+    assert not selection.Entered(tmp_path / "notes").is_touched("row")
+    later = selection.Entered(tmp_path / "notes")
+    assert not later.is_touched("row")
+    assert later.is_touched("added later")
+
+
+def test_a_row_that_fails_runs_again(entered: selection.Entered) -> None:
+    with entered.noting("row"):
+        entered_by_the_row()
+    with pytest.raises(ZeroDivisionError), entered.noting("row"):
+        _ = 1 / 0
+    assert entered.is_touched("row")
+
 
 def test_every_row_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AOTPACK_NIGHTLY", raising=False)
+    monkeypatch.setenv("AOTPACK_TESTS", "commit")
     ran: set[str] = set()
     for commit in range(60):
         monkeypatch.setattr(selection, "_commit", lambda commit=commit: str(commit))
@@ -17,6 +114,7 @@ def test_every_row_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(ran) == 60
 
 
-def test_nightly_runs_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AOTPACK_NIGHTLY", "1")
+@pytest.mark.parametrize("run", ["nightly", None])
+def test_other_runs_leave_nothing_out(run: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AOTPACK_TESTS", raising=False) if run is None else monkeypatch.setenv("AOTPACK_TESTS", run)
     assert all(selection.is_due(f"row {i}", 6) for i in range(60))

@@ -92,7 +92,7 @@ def test_samples_are_built_together(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
     monkeypatch.setattr(worker, "Checker", Refusing)
     operators = [Unit("op_db", name, "float32", False, "portable") for name in ("mul", "exp")]
-    works = [BuildContext(unit, set(), tmp_path, tell, count=None, until=float("inf")) for unit in operators]
+    works = [BuildContext(unit, set(), tmp_path, tell, count=None, until=float("inf"), values=False) for unit in operators]
     tried = {(str(operators[1]), "0")}
     while (group := next_group(works, tried, 8)) is not None:
         several(group)
@@ -199,3 +199,13 @@ def test_bundles_are_called_with_other_sizes(tmp_path: Path) -> None:
     assert found is not None
     assert found.status == "wrong"
     assert re.match(r"with s\d+=.*: out: values differ", found.reason)
+
+
+def test_bundles_are_called_with_unusual_values(tmp_path: Path) -> None:
+    """A bundle that returns numbers where eager raises is wrong, whatever the numbers."""
+    sample = next(samples(Unit("op_db", "nn.functional.nll_loss", "float32", False, "portable")))
+    checker = Checker(tmp_path, dynamic=False, front_ends=("trace",), target="portable", fresh=tmp_path)
+    assert checker(sample).status == "pass"
+    assert [outcome for outcome in checker.at_unusual_values(sample) if outcome.status != "pass"] == []
+    checker.loaded = torch.nn.Identity()  # type: ignore[assignment]
+    assert any(outcome.reason.startswith("eager raises IndexError") for outcome in checker.at_unusual_values(sample))

@@ -49,6 +49,7 @@ RESTORED = (
 )
 
 
+@pytest.mark.turns(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", sorted({*RESTORED}))
 def test_graphs_come_back(name: str, tmp_path: Path) -> None:
@@ -58,6 +59,7 @@ def test_graphs_come_back(name: str, tmp_path: Path) -> None:
     check_restored(tmp_path / "case.aotpack")
 
 
+@pytest.mark.turns(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NAMES)
 def test_eager_and_compiled_bundle_agree(name: str, tmp_path: Path) -> None:

@@ -1,26 +1,178 @@
-"""What a commit leaves to others: a share of some tests runs at each commit, another share at the next, everything nightly."""
+"""What ``scripts/test`` leaves to other commits. Everything else, ``pytest`` by hand too, runs all tests.
+
+A case with the marker ``turns(N)`` runs at one in N commits. A row of the conformance table also runs at once if a function
+that it enters has changed, and not many rows enter that function. Of those that many enter, the rows whose turn it is tell.
+
+A row that runs notes which functions of aotpack, the loader, the devtools and the tests it entered, with a hash of each.
+Hashes are of syntax trees without docstrings, so comments and formatting count for nothing.
+"""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
 import hashlib
+import json
 import os
 import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import CodeType, FrameType
 
 from devtools.paths import ROOT
+
+Notes = Mapping[str, Mapping[str, str]]
+"""Hashes by file and function."""
+
+MANY = 20
+"""A function is common if more rows than one in this many enter it."""
+_MODULE = "<module>"
 
 
 def nightly() -> bool:
     """Whether this is a run of everything."""
-    return "AOTPACK_NIGHTLY" in os.environ
+    return os.environ.get("AOTPACK_TESTS") == "nightly"
 
 
 def is_due(name: str, parts: int) -> bool:
     """Whether it is the turn of a test: one in ``parts``, others at each commit."""
-    return nightly() or hashlib.sha256(f"{_commit()} {name}".encode()).digest()[0] % parts == 0
+    if os.environ.get("AOTPACK_TESTS") != "commit":
+        return True
+    return hashlib.sha256(f"{_commit()} {name}".encode()).digest()[0] % parts == 0
 
 
 @functools.cache
 def _commit() -> str:
     asked = ["git", "-C", os.fspath(ROOT), "rev-parse", "HEAD"]
     return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+
+
+class Entered:
+    """What rows entered at their last run, a file for each in ``folder``. Without a folder nothing is noted."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._is_first_run = folder is not None and not folder.exists()
+
+    def is_touched(self, name: str) -> bool:
+        """Whether the row is new, failed at its last run, or enters a function that changed and that few rows enter."""
+        path = self._path(name)
+        if path is None:
+            return False
+        if not path.exists():
+            if self._is_first_run:
+                path.write_text("{}")  # not run here yet; what is added later is new
+            return not self._is_first_run
+        return name in self._touched
+
+    @functools.cached_property
+    def _touched(self) -> frozenset[str]:
+        assert self._folder is not None
+        entered, changed = Counter[tuple[str, str]](), dict[str, list[tuple[str, str]]]()
+        noted = [path for path in self._folder.glob("*.json") if path.stat().st_size > 2]
+        for path in noted:
+            recorded = json.loads(path.read_text())
+            notes: Notes = recorded["entered"]
+            entered.update((file, function) for file, found in notes.items() for function in found)
+            changed[recorded["row"]] = _changed(notes)
+        common = {function for function, count in entered.items() if count * MANY > len(noted)}
+        return frozenset(row for row, functions in changed.items() if not common.issuperset(functions))
+
+    @contextlib.contextmanager
+    def noting(self, name: str) -> Iterator[None]:
+        """Note which functions the block enters. A row that fails runs again."""
+        path = self._path(name)
+        if path is None or sys.gettrace() is not None:
+            yield
+            return
+        seen: set[CodeType] = set()
+
+        def enter(frame: FrameType, event: str, argument: object) -> None:
+            seen.add(frame.f_code)
+
+        path.unlink(missing_ok=True)
+        sys.settrace(enter)
+        threading.settrace(enter)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+            threading.settrace(None)  # type: ignore[arg-type]
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps({"row": name, "entered": _with_hashes(seen)}))
+        part.replace(path)
+
+    def _path(self, name: str) -> Path | None:
+        if self._folder is None:
+            return None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
+
+
+def _changed(notes: Notes) -> list[tuple[str, str]]:
+    noted = [(file, function, digest) for file, found in notes.items() for function, digest in found.items()]
+    return [(file, function) for file, function, digest in noted if _hashes(file).get(function) != digest]
+
+
+def _with_hashes(seen: set[CodeType]) -> Notes:
+    """What a module computes when it is imported counts as a function."""
+    found: dict[str, dict[str, str]] = {}
+    for code in frozenset(seen):  # other threads may still add to it
+        if file := _file_of(code.co_filename):
+            hashes, function = _hashes(file), code.co_qualname.partition(".<locals>")[0]
+            entered = found.setdefault(file, {_MODULE: hashes[_MODULE]})
+            if function in hashes:
+                entered[function] = hashes[function]
+    return found
+
+
+@functools.cache
+def _file_of(name: str) -> str | None:
+    """The path in the checkout, for a file of its code."""
+    path = Path(name)
+    if not path.is_relative_to(ROOT) or path.suffix != ".py":
+        return None
+    file = path.relative_to(ROOT).as_posix()
+    return None if file.startswith(".") else file
+
+
+@functools.cache
+def _hashes(file: str) -> Mapping[str, str]:
+    """The hash of each function of a file by its qualified name, and of all else. Empty for a file that is gone."""
+    path = ROOT / file
+    return _hashes_of(path.read_text()) if path.exists() else {}
+
+
+def _hashes_of(source: str) -> dict[str, str]:
+    tree, found = ast.parse(source), dict[str, str]()
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        _drop_docstring(body)
+        for i, node in enumerate(body):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                for inner in ast.walk(node):
+                    if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                        _drop_docstring(inner.body)
+                name = f"{prefix}{node.name}"  # overloads and properties share a name
+                found[name] = hashlib.sha256((found.get(name, "") + ast.dump(node)).encode()).hexdigest()[:16]
+                body[i] = ast.Pass()
+            elif isinstance(node, ast.ClassDef):
+                visit(node.body, f"{prefix}{node.name}.")
+
+    visit(tree.body, "")
+    found[_MODULE] = hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16]
+    return found
+
+
+def _drop_docstring(body: list[ast.stmt]) -> None:
+    if (
+        body
+        and isinstance(body[0], ast.Expr)
+        and isinstance(body[0].value, ast.Constant)
+        and isinstance(body[0].value.value, str)
+    ):
+        body[0] = ast.Pass()

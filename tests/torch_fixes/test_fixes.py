@@ -79,6 +79,7 @@ def test_with_all_fixes_a_case_is_eagers(fix: Fix, tmp_path: Path) -> None:
 
 
 @NO_COMPLEX_CODE
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("fix", parameters(NEEDED))
 def test_with_a_fix_left_out_its_case_fails(fix: Fix, tmp_path: Path) -> None:
     first, end = minor(NOT_SHOWN_BEFORE.get(fix.id, "0.0")), minor(NOT_SHOWN.get(fix.id, "99.0"))
