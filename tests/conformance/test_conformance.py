@@ -34,7 +34,7 @@ def one_thread() -> Iterator[None]:
 
 
 _KEPT = os.environ.get("AOTPACK_TEST_CACHE")
-ENTERED = Entered(Path(_KEPT, "entered") if _KEPT else None)
+ENTERED = Entered(Path(_KEPT, "rows") if _KEPT else None)
 
 
 def _parameter(case: Case) -> object:
