@@ -20,7 +20,7 @@ from devtools.conformance.report import markdown
 from devtools.conformance.results import COUNTS, Results
 from devtools.conformance.samples import Sample, Unit, samples, together
 from devtools.conformance.sizes import at_other_sizes
-from devtools.conformance.worker import BuildContext, next_group, several
+from devtools.conformance.worker import BuildContext, at_unusual_values, next_group, several
 
 
 def test_a_sweep_of_three_operators(tmp_path: Path) -> None:
@@ -201,11 +201,29 @@ def test_bundles_are_called_with_other_sizes(tmp_path: Path) -> None:
     assert re.match(r"with s\d+=.*: out: values differ", found.reason)
 
 
+class First(torch.nn.Module):
+    """Returns its first argument."""
+
+    def forward(self, x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return x
+
+
 def test_bundles_are_called_with_unusual_values(tmp_path: Path) -> None:
     """A bundle that returns numbers where eager raises is wrong, whatever the numbers."""
-    sample = next(samples(Unit("op_db", "nn.functional.nll_loss", "float32", False, "portable")))
-    checker = Checker(tmp_path, dynamic=False, front_ends=("trace",), target="portable", fresh=tmp_path)
-    assert checker(sample).status == "pass"
-    assert [outcome for outcome in checker.at_unusual_values(sample) if outcome.status != "pass"] == []
-    checker.loaded = torch.nn.Identity()  # type: ignore[assignment]
-    assert any(outcome.reason.startswith("eager raises IndexError") for outcome in checker.at_unusual_values(sample))
+    told: dict[str, str] = {}
+    unit = Unit("op_db", "nn.functional.nll_loss", "float32", False, "portable")
+
+    def tell(**words: str) -> None:
+        told.update({words["sample"]: f"{words['status']}: {words['reason']}"} if "sample" in words else {})
+
+    work = BuildContext(unit, set(), tmp_path, tell, count=1, until=float("inf"), values=True)
+    sample = work.chosen[0]
+    assert work.check(sample).status == "pass"
+    at_unusual_values([(work, sample)])
+    assert told["0, 1000 in tensor 1"] == "pass: "
+    assert len(told) == len(work.done) == 8
+
+    work.done.clear()
+    work.check.loaded = First()
+    at_unusual_values([(work, sample)])
+    assert told["0, 1000 in tensor 1"].startswith("wrong: eager raises IndexError: Target 1000 is out of bounds")

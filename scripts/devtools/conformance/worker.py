@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from aotpack.capture import FRONT_ENDS
 from .check import Checker, Outcome
 from .observe import observe, one_line
 from .samples import DATABASES, Sample, Unit, database, samples, together
+from .values import unusual
 
 OTHERS = 2
 """How many samples of other sizes a bundle of static sizes is called with, which it must refuse."""
@@ -31,8 +32,8 @@ def serve(folder: Path, *, limit: float, count: int | None, size: int, values: b
     Samples that differ only in values share a build; with dynamic sizes also those that differ in
     sizes. If the bundle accepts them, they are checked with it, also beyond ``count``. ``size``
     samples of the units of a line share one bundle, which saves time for compiled code. A bundle
-    that does not pass is halved until each sample is alone. With ``values``, bundles of one sample are
-    also called with unusual values.
+    that does not pass is halved until each sample is alone. With ``values``, bundles are also called
+    with unusual values.
 
     The first bundle of each unit and variant is stored beside ``folder`` for a new process. Custom
     operators are excluded, because that process lacks their packages.
@@ -119,9 +120,8 @@ class BuildContext:
             self.became(sample.name, outcome)
             if self.check.loaded is None:
                 continue
-            if self.values and outcome.status == "pass":
-                for other in self.check.at_unusual_values(sample):
-                    self.became(other.sample, other)
+            if outcome.status == "pass":
+                at_unusual_values([(self, sample)])
             for other in alike(sample, self.every, self.done, dynamic=self.unit.dynamic):
                 self.begin(other)
                 outcome = self.check.again(other)
@@ -185,6 +185,7 @@ def several(group: Sequence[Pending]) -> None:
         several(group[:half])
         several(group[half:])
         return
+    at_unusual_values(group)
     turns = [work.turns(sample) for work, sample in group]
     for turn in range(max(map(len, turns))):
         now = [own[turn] if turn < len(own) else own[0] for own in turns]
@@ -192,6 +193,16 @@ def several(group: Sequence[Pending]) -> None:
         if outcome is not None and outcome.status == "pass":
             for (work, _), sample in zip(group, now, strict=True):
                 work.became(sample.name, Outcome(sample.name, "pass"))
+
+
+def at_unusual_values(group: Sequence[Pending]) -> None:
+    """Call the last bundle, built of the group's samples, with unusual values in one of them at a time."""
+    check = group[0][0].check
+    for i, (work, sample) in enumerate(group):
+        for changed in unusual(sample) if work.values else ():
+            others = [other for _, other in group]
+            outcome = check.where_eager_may_raise(together([*others[:i], changed, *others[i + 1 :]]))
+            work.became(changed.name, replace(outcome, sample=changed.name))
 
 
 def _built_as(sample: Sample, unit: Unit) -> str:
