@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from torch._decomp import decompositions
 from torch._prims_common import suggest_memory_format
 
 from . import eager_kernels, rows
@@ -50,13 +49,6 @@ def _eye(
     return (row[:, None] == column).to(dtype or torch.get_default_dtype())
 
 
-def _affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool) -> torch.Tensor:
-    """``affine_grid`` as a product of matrices, as in eager. torch's rule multiplies and sums two lanes of a vector."""
-    batch, _, *sides = size
-    grid = _BASE_GRIDS[len(sides)](theta, *sides, align_corners=align_corners).reshape(-1, len(sides) + 1)
-    return torch.bmm(grid.expand(batch, *grid.shape), theta.mT).view(batch, *sides, len(sides))
-
-
 def _var(x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     """``var`` in ``float64``, as in eager's kernel. Inductor's is off by 1e-4 for numbers near 1e5."""
     if x.dtype == torch.float64 or x.is_complex():
@@ -69,6 +61,17 @@ def _var_mean(x: torch.Tensor, dim: list[int] | None = None, *, correction: floa
     if x.dtype == torch.float64 or x.is_complex() or (keepdim and correction == 0):
         return NotImplemented
     return tuple(found.to(x.dtype) for found in torch.var_mean(x.double(), dim, correction=correction, keepdim=keepdim))
+
+
+def _remainder(x: torch.Tensor, divisor: Any) -> Any:
+    """``remainder`` of real numbers by ``fmod``, as in eager's kernel. Inductor subtracts a rounded product from ``x``."""
+    dtype = torch.result_type(x, divisor)
+    if not dtype.is_floating_point:
+        return NotImplemented
+    x = x.to(dtype)
+    divisor = divisor.to(dtype) if isinstance(divisor, torch.Tensor) else torch.full((), divisor, dtype=dtype, device=x.device)
+    rest = torch.fmod(x, divisor)
+    return torch.where(rest * torch.ones_like(divisor).copysign(divisor) < 0, rest + divisor, rest)
 
 
 def _sgn(x: torch.Tensor) -> torch.Tensor:
@@ -123,17 +126,14 @@ def _pieces(sizes: Sequence[int | torch.SymInt]) -> int:
     return max(1, min(math.ceil(math.prod(known) / _PIECE), _PIECES, max(known, default=1))) if len(known) == len(sizes) else 1
 
 
-_BASE_GRIDS: Mapping[int, Callable[..., torch.Tensor]] = {
-    2: decompositions._make_base_grid_4d,
-    3: decompositions._make_base_grid_5d,
-}
 _OWN: Rules = {
     torch.ops.aten.eye.default: lambda rows, **how: _eye(rows, rows, **how),
     torch.ops.aten.eye.m: _eye,
-    torch.ops.aten.affine_grid_generator.default: _affine_grid,
     torch.ops.aten._trilinear.default: _trilinear,
     torch.ops.aten.sgn.default: _sgn,
     torch.ops.aten.var.correction: _var,
     torch.ops.aten.var_mean.correction: _var_mean,
+    torch.ops.aten.remainder.Scalar: _remainder,
+    torch.ops.aten.remainder.Tensor: _remainder,
     torch.ops.aten.roll.default: _roll,
 }

@@ -7,11 +7,13 @@ of the joint graph (attention, scaled softmax, pairs of casts and views, ``randp
 after the gradient (``addmm``, ``cumsum`` of constants, concatenations, partial extremes, oneDNN, int8 weights),
 and the folding of constants. docs/operators.md lists each with what it takes for granted.
 
-Two rewrites here save time or memory, and check all that they assume. A third converts negative numbers as eager does.
+Two rewrites here save time or memory, and check all that they assume. The others compute what eager computes: negative
+numbers as unsigned ones, and ``erf`` of small numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
@@ -32,13 +34,15 @@ _CONVERT: Final = torch.ops.prims.convert_element_type.default
 
 
 def rewritten(module: GraphModule) -> None:
-    """Add to products as they are computed, compare indices instead of scattering into constants, and wrap negative numbers."""
+    """Apply all rewrites to a graph, in place."""
     for part in graph_modules_in(module):
         changed = False
         for node in part.graph.find_nodes(op="call_function", target=_aten.add.Tensor):
             changed = _add_to_product(part.graph, node) or changed
         for node in part.graph.find_nodes(op="call_function", target=_aten.scatter.value):
             changed = _compare_indices(part.graph, node) or changed
+        for node in part.graph.find_nodes(op="call_function", target=_aten.erf.default):
+            changed = _keep_small_errors(part.graph, node) or changed
         for node in part.graph.find_nodes(op="call_function", target=_CONVERT):
             changed = _wrap_negative_numbers(part.graph, node) or changed
         if changed:
@@ -123,6 +127,38 @@ def _wrap_negative_numbers(graph: Graph, node: Node) -> bool:
             whole = call(_aten.where.self, call(_aten.lt.Scalar, source, 0), whole, large)
     node.update_arg(0, whole)
     return True
+
+
+def _keep_small_errors(graph: Graph, node: Node) -> bool:
+    """Compute ``erf`` near 0 by its series. Returns whether that was needed.
+
+    ``Vectorized<float>::erf`` subtracts a number near 1 from 1, which leaves no digits of a small result. That is the same
+    after ``1 + erf(x)``, as in ``gelu``.
+    """
+    if value_of(node).dtype != torch.float32 or all(map(_adds_one, node.users)):
+        return False  # eager's kernel for half precision leaves none, either, and float64 has another one
+    (x,) = node.args
+    call = _calls_like(graph, node)
+    with graph.inserting_before(node):
+        square = call(_aten.mul.Tensor, x, x)
+        series = call(_aten.mul.Tensor, square, _ERF[-1])
+        for term in reversed(_ERF[1:-1]):
+            series = call(_aten.mul.Tensor, call(_aten.add.Tensor, series, term), square)
+        small = call(_aten.mul.Tensor, call(_aten.add.Tensor, series, _ERF[0]), x)
+        is_small = call(_aten.lt.Scalar, call(_aten.abs.default, x), 0.5)
+        error = call(_aten.erf.default, x)
+        chosen = call(_aten.where.self, is_small, small, error)
+    node.replace_all_uses_with(chosen)
+    graph.erase_node(node)
+    return True
+
+
+_ERF: Final = [2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n + 1)) for n in range(7)]
+"""Coefficients of ``x``, ``x ** 3``, … in the series of ``erf``."""
+
+
+def _adds_one(node: Node) -> bool:
+    return node.target is _aten.add.Tensor and bool(node.args[1] == 1) and not node.kwargs
 
 
 def _calls_like(graph: Graph, node: Node) -> Callable[..., Node]:

@@ -68,12 +68,13 @@ def observed_python(model: torch.nn.Module) -> Iterator[Set[str]]:
 def has_modes(model: torch.nn.Module) -> bool:
     """Whether the model has a train and an eval mode.
 
-    A module that ``torch.export`` made has one fixed mode.
+    A module that ``torch.export`` made has one fixed mode. So has a model whose ``train`` is a loop of the user's,
+    with other arguments.
     """
     with repeat.unchanged(model):
         try:
             model.train(model.training)
-        except NotImplementedError:
+        except (NotImplementedError, TypeError):
             return False
     return True
 

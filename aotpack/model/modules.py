@@ -83,7 +83,7 @@ def _walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 def modes_after(model: nn.Module, mode: bool) -> dict[int, bool]:
     """Return the modules' flags after ``train()`` or ``eval()`` of the model.
 
-    Empty unless a class overrides these.
+    Empty unless a class overrides these, and if they are no methods that set the mode.
     """
     modules = list(model.modules())
     if all(type(m).train is nn.Module.train and type(m).eval is nn.Module.eval for m in modules):
@@ -92,6 +92,8 @@ def modes_after(model: nn.Module, mode: bool) -> dict[int, bool]:
     try:
         model.train() if mode else model.eval()
         return {id(m): m.training for m in modules}
+    except (NotImplementedError, TypeError):
+        return {}
     finally:
         for m, training, required in before:
             m.training = training

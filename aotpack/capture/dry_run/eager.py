@@ -123,7 +123,7 @@ def _call_twice(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, tr
 
     The second call shows which these are.
     """
-    if isinstance(model, torch.nn.Module):
+    if isinstance(model, torch.nn.Module) and model.training != training:
         model.train(training)
     before = _values(model)
     _call(model, args, kwargs, grad=grad)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -41,6 +42,15 @@ def sums_of_bytes(x: Tensor) -> tuple[Tensor, ...]:
 def deviations(x: Tensor) -> tuple[Tensor, ...]:
     large, small = x * 1e20, x * 1e-25
     return large.std(), small.std(), large.std(1), small.std(0, correction=0), torch.std_mean(large, 1)[0], x.bfloat16().std(1)
+
+
+def small(x: Tensor) -> tuple[Tensor, ...]:
+    """Of results that are compared as a whole, the largest must not hide the small ones."""
+    return torch.erf(x) / x, torch.erf(x) + 1, torch.expm1(-x) / x, F.elu(-x) / x, torch.erf(x.bfloat16())
+
+
+def remainders(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return x * 1e6 % (2 * math.pi), x * 1e8 % y, torch.remainder(-3.0, y), y.long() % 3, (x % 1.5).bfloat16() % 0.3
 
 
 def variances(x: Tensor) -> tuple[Tensor, ...]:
@@ -134,6 +144,8 @@ CASES: list[Case] = [
         for target in targets or ("portable", "cpu")
     ),
     case("numbers: variance far from zero, cpu", variances, t(6, 40), targets=("cpu",)),
+    case("numbers: small numbers, cpu", small, const(torch.logspace(-30, -0.01, 40)), targets=("cpu",)),
+    case("numbers: remainders, cpu", remainders, g(40), t(40), targets=("cpu",)),
     *(
         case(
             f"numbers: binary_cross_entropy of targets that are no probability (eager raises), {target}",

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributions, nn
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+from torch.export import Dim
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from devtools.harness import INFER, TRAIN, Call, Case, case, g, module_case, t
+from devtools.harness import INFER, TRAIN, Call, Case, case, g, inputs, module_case, t
 
 LOG: list[tuple[str, float]] = []
 """What the effectful operators below have done."""
@@ -182,6 +183,16 @@ def many(x: Tensor) -> Tensor:
     return y[torch.randperm(4)] + x[:, torch.multinomial(x.detach().softmax(1)[0], 5)]
 
 
+def samplers(x: Tensor) -> tuple[Tensor, ...]:
+    """Their gradients have kernels of their own."""
+    positive = x.exp()
+    drawn = distributions.Binomial(10, logits=x).sample()
+    return distributions.Gamma(positive, 1.0).rsample(), distributions.Dirichlet(positive).rsample(), drawn * x
+
+
+_LARGER = Call(2, inputs=inputs(g(6, 5)))
+
+
 def other_strides(x: Tensor) -> Tensor:
     """What is filled in the order of memory."""
     y = x.t()
@@ -347,6 +358,8 @@ CASES: list[Case] = [
     drawing("every operator that draws", many),
     drawing("equal calls are not merged", equal_calls),
     drawing("other strides", other_strides, g(4, 5)),
+    drawing("samplers over a batch that varies", samplers, dynamic_shapes={"x": {0: Dim.DYNAMIC}}, calls=(TRAIN, _LARGER)),
+    drawing("samplers, cpu", samplers, targets=("cpu",)),
     drawing("unused draws are drawn", unused),
     drawing("unused draws are drawn, without gradients", unused, t(4, 5), calls=(TRAIN, INFER)),
     drawing("dropout that keeps nothing draws nothing", lambda x: F.dropout(x, 1.0, True) + torch.rand(5)),

@@ -10,7 +10,7 @@ from support.releases import TORCH
 from torch import Tensor, nn
 from torch.export import Dim
 
-from devtools.harness import INFER, TRAIN, Call, Case, case, const, g, inputs, ints, module_case, n, t
+from devtools.harness import INFER, TRAIN, Call, Case, Spec, case, const, g, inputs, ints, module_case, n, t
 
 from .mutation import at_an_offset
 
@@ -243,6 +243,18 @@ class Views(nn.Module):
         return x + self.out(attended.transpose(1, 2).reshape(x.shape))
 
 
+def quantised(x: Tensor, scale: Tensor) -> Tensor:
+    return torch._fake_quantize_learnable_per_tensor_affine(x * 3, scale, torch.zeros(1), -8, 7, 1.0)
+
+
+def quantised_channels(x: Tensor, scale: Tensor) -> Tensor:
+    return torch._fake_quantize_learnable_per_channel_affine(x * 3, scale, torch.zeros(3), 1, -8, 7, 1.0)
+
+
+def _scales(count: int) -> Spec:
+    return lambda generator: (torch.rand(count, generator=generator) + 0.5).requires_grad_()
+
+
 CASES: list[Case] = [
     *(
         module_case(
@@ -261,6 +273,17 @@ CASES: list[Case] = [
         g(4, 3),
         dynamic_shapes=DYNAMIC,
         calls=(TRAIN, at(g(7, 3)), at(g(2, 3)), at(g(64, 3)), at(g(5, 3), grad=False)),
+    ),
+    *(
+        case(
+            f"shapes: dynamic batch, learnable quantisation by {name}",
+            function,
+            g(4, 3),
+            _scales(count),
+            dynamic_shapes={"x": {0: Dim("batch", min=2, max=64)}, "scale": None},
+            calls=(TRAIN, at(g(7, 3), _scales(count))),
+        )
+        for name, function, count in (("tensor", quantised, 1), ("channel", quantised_channels, 3))
     ),
     case(
         "shapes: dynamic batch, out of range",

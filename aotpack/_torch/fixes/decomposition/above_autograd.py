@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -96,6 +96,11 @@ def trace_padded_sparse_embeddings() -> contextlib.AbstractContextManager[None]:
     return _rule("decomposition-padded-sparse-embeddings", aten.embedding_backward.default, embedding_backward)
 
 
+def trace_affine_grids() -> contextlib.AbstractContextManager[None]:
+    """Differentiate ``affine_grid`` by the operators that its kernel calls. torch's derivative takes no symbolic sizes."""
+    return _rule("decomposition-affine-grid-of-varying-sizes", torch.ops.aten.affine_grid_generator.default, _affine_grid)
+
+
 def _rule(identifier: str, operator: Any, rule: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     return ruled({operator: counted(identifier, rule)})
 
@@ -108,6 +113,21 @@ def _one_hot(classes: torch.Tensor, number: int = -1) -> torch.Tensor:
     check((classes >= 0).all(), "one_hot: Class values must be non-negative.")
     check((classes < number).all(), "one_hot: Class values must be smaller than num_classes.")
     return (classes.unsqueeze(-1) == torch.arange(number, dtype=classes.dtype, device=classes.device)).to(torch.int64)
+
+
+def _affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool) -> torch.Tensor:
+    """Transform the positions -1 to 1 of each element of an image or a volume, as eager's kernel does."""
+
+    def positions(count: int) -> torch.Tensor:
+        if count <= 1:
+            return theta.new_zeros(count)
+        steps = torch.linspace(-1, 1, count, dtype=theta.dtype, device=theta.device)
+        return steps if align_corners else steps * (count - 1) / count
+
+    batch, _, *sizes = size
+    axes = torch.meshgrid([positions(count) for count in sizes], indexing="ij")
+    base = torch.stack([*axes[::-1], torch.ones_like(axes[0])], -1).view(1, -1, len(sizes) + 1)
+    return base.expand(batch, -1, -1).bmm(theta.transpose(1, 2)).view(batch, *sizes, len(sizes))
 
 
 def _covariance(

@@ -75,6 +75,14 @@ FIXES = (
         patches=("torch.ops.aten.multi_margin_loss.default",),
     ),
     _fix(
+        id="decomposition-affine-grid-of-varying-sizes",
+        severity="refuses",
+        summary="The derivative of `affine_grid` cannot be traced with a size that varies.",
+        searched="2026-11-29",
+        apply="fixes.decomposition.above_autograd:trace_affine_grids",
+        patches=("torch.ops.aten.affine_grid_generator.default",),
+    ),
+    _fix(
         id="decomposition-covariance",
         severity="refuses",
         summary="`torch.cov` with weights cannot be traced: it looks at the values of the weights.",

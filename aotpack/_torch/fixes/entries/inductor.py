@@ -135,6 +135,14 @@ FIXES = (
         patches=("torch._debug_has_internal_overlap",),
     ),
     _fix(
+        id="inductor-small-values",
+        severity="wrong-values",
+        summary="`expm1` and `atanh` of small values are 0 or have few digits, and `acosh` of large ones is infinite.",
+        searched="2026-11-29",
+        apply="fixes.inductor.numbers:keep_small_and_large_values",
+        patches=tuple(f"{_CPP}.CppVecOverrides.{name}" for name in ("expm1", "atanh", "acosh")),
+    ),
+    _fix(
         id="inductor-floor-division",
         severity="wrong-values",
         summary="`a // b` of real numbers rounds the quotient first: `0.5 // 0.1` is 5, and eager gives 4.",

@@ -115,12 +115,32 @@ def _attention(
     return NotImplemented  # torch's own fake kernel computes the result
 
 
+def _like(index: int) -> Callable[..., torch.Tensor]:
+    """A new tensor of the sizes and the type of an argument."""
+    return lambda mode, func, *args, **options: args[index].new_empty(args[index].shape)
+
+
+def _quantized_backward(
+    mode: FakeTensorMode, func: Any, gradient: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, *rest: Any
+) -> Any:
+    """Gradients of the input, of the scales and of the zero points."""
+    return torch.empty_like(x), scale.new_empty(scale.shape), scale.new_empty(scale.shape)
+
+
 _FAKES: dict[Any, Callable[..., Any]] = {
     _aten.add.Tensor: _sum_with_sparse,
     _aten._ctc_loss.default: _ctc_loss,
     _aten._ctc_loss.Tensor: _ctc_loss,
     _aten._ctc_loss_backward.default: _ctc_loss_backward,
     _aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    _aten._dirichlet_grad.default: _like(0),
+    _aten._fake_quantize_learnable_per_channel_affine.default: _like(0),
+    _aten._fake_quantize_learnable_per_channel_affine_backward.default: _quantized_backward,
+    _aten._fake_quantize_learnable_per_tensor_affine.default: _like(0),
+    _aten._fake_quantize_learnable_per_tensor_affine_backward.default: _quantized_backward,
+    _aten._sample_dirichlet.default: _like(0),
+    _aten._standard_gamma_grad.default: _like(0),
+    _aten.binomial.default: _like(0),
     _aten.geqrf.default: _geqrf,
     _aten.linalg_lstsq.default: _lstsq,
     _aten.histogram.bin_ct: _histogram,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,42 @@ def keep_bytes() -> Iterator[None]:
 
     with patched("inductor-abs-of-bytes", cpp.CppOverrides, "abs", absolute_in_type):
         yield
+
+
+@contextlib.contextmanager
+def keep_small_and_large_values() -> Iterator[None]:
+    """Compute ``expm1`` and ``atanh`` of values near 0, and ``acosh`` of large ones, to the last digits.
+
+    Inductor's vectors subtract numbers near 1, and square. ``expm1`` near 0 is its Taylor series.
+    """
+    cosine: Callable[[Any], str] = cpp.CppVecOverrides.acosh
+
+    def expm1(x: Any) -> str:
+        if x.dtype == torch.float64:
+            return f"{x}.expm1()"
+        series = _of(x, 1 / 720)
+        for number in (120, 24, 6, 2, 1):
+            series = f"({_of(x, 1 / number)} + {x} * {series})"
+        return f"decltype({x})::blendv({x}.exp() - {_of(x, 1)}, {x} * {series}, {x}.abs() < {_of(x, 0.25)})"
+
+    def atanh(x: Any) -> str:
+        return f"{_of(x, 0.5)} * (({x} + {x}) / ({_of(x, 1)} - {x})).log1p()"
+
+    def acosh(x: Any) -> str:
+        return f"decltype({x})::blendv({cosine(x)}, {x}.log() + {_of(x, math.log(2))}, {x} > {_of(x, 1e18)})"
+
+    fix, vectors = "inductor-small-values", cpp.CppVecOverrides
+    with (
+        patched(fix, vectors, "expm1", expm1),
+        patched(fix, vectors, "atanh", atanh),
+        patched(fix, vectors, "acosh", acosh),
+    ):
+        yield
+
+
+def _of(x: Any, number: float) -> str:
+    """The C++ text of a vector of the type of ``x``."""
+    return f"decltype({x})({number!r})"
 
 
 @contextlib.contextmanager
