@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import json
 import os
@@ -17,7 +18,7 @@ import pytest
 import torch
 from support.archive import write_tiny
 from support.forks import Forks
-from support.selection import is_due, nightly
+from support.selection import has_changed, is_due, nightly, note_run
 
 import aotpack
 from aotpack._torch.api.patching import dotted, replacements
@@ -91,11 +92,18 @@ def compiles_native_code() -> bool:
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     if item.get_closest_marker("nightly") and not nightly():
         pytest.skip("scripts/test nightly runs it")
-    if (turns := item.get_closest_marker("turns")) and not is_due(item.nodeid, *turns.args):
-        pytest.skip("its turn is at another commit")
+    turns = item.get_closest_marker("turns") or pytest.mark.turns(1).mark
+    touched = turns.kwargs.get("touched") or functools.partial(has_changed, item.nodeid.partition("::")[0])
+    if not is_due(item.nodeid, *turns.args) and not touched():
+        pytest.skip("no change touches it, and its turn is at another commit")
     if item.get_closest_marker("copies") and (torch.cuda.is_initialized() or not copies_are_made()):
         pytest.skip("JAX or CUDA is started here, and a build beside it copies no process")
     return (yield from _without_native_code())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+    reports = [report for found in terminalreporter.stats.values() for report in found if isinstance(report, pytest.TestReport)]
+    note_run(reports, passed=exitstatus == 0)
 
 
 @pytest.hookimpl(wrapper=True)

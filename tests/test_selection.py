@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,41 @@ def test_every_row_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_runs_leave_nothing_out(run: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AOTPACK_TESTS", raising=False) if run is None else monkeypatch.setenv("AOTPACK_TESTS", run)
     assert all(selection.is_due(f"row {i}", 6) for i in range(60))
+
+
+def test_a_test_of_many_seconds_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOTPACK_TESTS", "commit")
+    monkeypatch.setattr(selection, "_seconds", lambda: {"slow": 10})
+    due = {"slow": 0, "quick": 0}
+    for commit in range(300):
+        monkeypatch.setattr(selection, "_commit", lambda commit=commit: str(commit))
+        for test in due:
+            due[test] += selection.is_due(test)
+    assert due["quick"] == 300
+    assert 15 < due["slow"] < 50
+
+
+def report(test: str, seconds: float) -> pytest.TestReport:
+    return pytest.TestReport(test, (test, None, ""), {}, "passed", None, "call", duration=seconds)
+
+
+def test_nightly_measures_the_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOTPACK_TESTS", "nightly")
+    monkeypatch.setattr(selection, "_SECONDS", tmp_path / "seconds.json")
+    selection.note_run([report("a::slow", 1.0), report("a::quick", 1.0), report("a::slow", 1.6)], passed=False)
+    assert json.loads((tmp_path / "seconds.json").read_text()) == {"a::slow": 3}
+
+
+def test_a_file_changes_until_a_run_with_it_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOTPACK_TESTS", "commit")
+    monkeypatch.setenv("AOTPACK_TEST_CACHE", str(tmp_path))
+    file = "tests/test_selection.py"
+    ran = [report(f"{file}::test", 1.0)]
+    assert not selection.has_changed(file)  # a new machine knows of no change
+    selection.note_run(ran, passed=True)
+    assert not selection.has_changed(file)
+    with_a_change_of("report", monkeypatch)
+    selection.note_run(ran, passed=False)
+    assert selection.has_changed(file)
+    selection.note_run(ran, passed=True)
+    assert not selection.has_changed(file)

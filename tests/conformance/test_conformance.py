@@ -6,6 +6,7 @@ code it runs one in three.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.selection import Entered, is_due
+from support.selection import Entered
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aotpack
@@ -38,7 +39,9 @@ ENTERED = Entered(Path(_KEPT, "rows") if _KEPT else None)
 
 
 def _parameter(case: Case) -> object:
-    marks = [pytest.mark.xfail(strict=True, reason=XFAIL[case.name])] if case.name in XFAIL else []
+    marks = [pytest.mark.turns(3 if "cpu" in case.targets else 6, touched=functools.partial(ENTERED.is_touched, case.name))]
+    if case.name in XFAIL:
+        marks.append(pytest.mark.xfail(strict=True, reason=XFAIL[case.name]))
     return pytest.param(case, id=case.name, marks=marks)
 
 
@@ -47,15 +50,9 @@ def _parameter(case: Case) -> object:
 def test_eager_and_bundle_agree(case: Case, tmp_path: Path) -> None:
     """What a caller can see of every call is the same; what cannot be kept true is refused at build."""
     out = tmp_path / "case.aotpack"
-    if "cpu" in case.targets:  # copies of this process lower its graphs, and what they enter is not noted
-        if not is_due(case.name, 3):
-            pytest.skip("its turn is at another commit")
+    # Copies of this process lower graphs for the CPU, so what such a row enters is not noted.
+    with ENTERED.noting(case.name, functions="cpu" not in case.targets):
         _check(case, out)
-    elif is_due(case.name, 6) or ENTERED.is_touched(case.name):
-        with ENTERED.noting(case.name):
-            _check(case, out)
-    else:
-        pytest.skip("no change touches it, and its turn is at another commit")
 
 
 def _check(case: Case, out: Path) -> None:

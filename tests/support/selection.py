@@ -1,7 +1,9 @@
-"""What ``scripts/test`` leaves to other commits. Everything else, ``pytest`` by hand too, runs all tests.
+"""What ``scripts/test`` leaves to other commits. ``pytest`` by hand and nightly run all tests.
 
-A case with the marker ``turns(N)`` runs at one in N commits. A row of the conformance table also runs at once if a function
-that it enters has changed, and not many rows enter that function. Of those that many enter, the rows whose turn it is tell.
+A case with the marker ``turns(N)`` runs at one in N commits, and so does a test that takes N seconds by seconds.json. It also
+runs if its file has changed since the last run that passed on this machine.
+A row of the conformance table also runs at once if a function that it enters has changed, and not many rows enter that
+function. Of those that many enter, the rows whose turn it is tell.
 
 A row notes which functions of aotpack, the loader, the devtools and the tests it enters, with a hash of each.
 Hashes are of syntax trees without docstrings, so comments and formatting count for nothing.
@@ -19,9 +21,11 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
+
+import pytest
 
 from devtools.paths import ROOT
 
@@ -30,6 +34,9 @@ Notes = Mapping[str, Mapping[str, str]]
 
 MANY = 20
 """A function is common if more rows than one in this many enter it."""
+_SECONDS = Path(__file__).with_name("seconds.json")
+_LONG = 2
+"""A test that takes this many seconds takes turns."""
 _MODULE = "<module>"
 _NOTHING = "{}"
 
@@ -39,11 +46,42 @@ def nightly() -> bool:
     return os.environ.get("AOTPACK_TESTS") == "nightly"
 
 
-def is_due(name: str, parts: int) -> bool:
-    """Whether it is the turn of a test: one in ``parts``, others at each commit."""
+def is_due(test: str, parts: int = 1) -> bool:
+    """Whether it is the turn of a test, by its node ID: at one in ``parts`` commits or fewer, others at each."""
     if os.environ.get("AOTPACK_TESTS") != "commit":
         return True
-    return hashlib.sha256(f"{_commit()} {name}".encode()).digest()[0] % parts == 0
+    parts = max(parts, _seconds().get(test, 1))
+    return int.from_bytes(hashlib.sha256(f"{_commit()} {test}".encode()).digest()[:4]) % parts == 0
+
+
+@functools.cache
+def _seconds() -> Mapping[str, int]:
+    """What the tests take that take long, by node ID."""
+    return json.loads(_SECONDS.read_text())
+
+
+def note_run(reports: Iterable[pytest.TestReport], passed: bool) -> None:
+    """After a run: nightly writes seconds.json, and a run of a commit that passed notes its files."""
+    if nightly():
+        seconds = Counter[str]()
+        for report in reports:
+            seconds[report.nodeid] += report.duration  # type: ignore[assignment]
+        found = {test: round(took) for test, took in sorted(seconds.items()) if took >= _LONG}
+        _SECONDS.write_text(json.dumps(found, indent=1) + "\n")
+    elif passed and (path := _noted_files()):
+        files = {report.nodeid.partition("::")[0] for report in reports}
+        path.write_text(json.dumps({file: _hashes(file) for file in sorted(files)}))
+
+
+def has_changed(file: str) -> bool:
+    """Whether a file of tests has changed since the last run of a commit that passed on this machine."""
+    path = _noted_files()
+    return path is not None and path.exists() and json.loads(path.read_text()).get(file) != _hashes(file)
+
+
+def _noted_files() -> Path | None:
+    kept = os.environ.get("AOTPACK_TEST_CACHE")
+    return Path(kept, "files.json") if kept and os.environ.get("AOTPACK_TESTS") == "commit" else None
 
 
 @functools.cache
@@ -84,16 +122,18 @@ class Entered:
         return frozenset(row for row, functions in changed.items() if not common.issuperset(functions))
 
     @contextlib.contextmanager
-    def noting(self, name: str) -> Iterator[None]:
+    def noting(self, name: str, functions: bool = True) -> Iterator[None]:
         """Note which functions the block enters, if they are not known or the row is touched. It takes twice the time.
 
-        The first run on a machine notes nothing. A row that fails runs again at the next commit.
+        The first run on a machine, and one without ``functions``, notes no more than that the row passed.
+        A row that fails runs again at the next commit.
         """
         path = self._path(name)
         if path is None or sys.gettrace() is not None:
             yield
             return
-        is_known = self._is_first_run or (_has_notes(path) and name not in self._touched)
+        without = self._is_first_run or not functions
+        is_known = without or (_has_notes(path) and name not in self._touched)
         seen: set[CodeType] = set()
         try:
             with contextlib.nullcontext() if is_known else _tracing(seen):
@@ -101,7 +141,7 @@ class Entered:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        if self._is_first_run:
+        if without:
             path.write_text(_NOTHING)
         elif not is_known:
             part = path.with_suffix(f".{os.getpid()}")
