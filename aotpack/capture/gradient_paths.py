@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from .._torch.api.tensor_hooks import runs_python
+
 
 def find_sources(results: Sequence[Any]) -> list[list[int]]:
     """Return for each result the other results that its gradient passes on its way back.
@@ -43,3 +45,17 @@ def _add_reached(start: Any, positions: dict[tuple[Any, int], list[int]], reache
         for edge in edges:
             found.update(reached[edge[0]], positions.get(edge, ()))
         reached[node] = frozenset(found)
+
+
+def runs_python_before_base(result: Any) -> bool:
+    """Whether the gradient of a view passes a hook or an ``autograd.Function`` on its way to the base."""
+    base = getattr(result, "_base", None)
+    if base is None or result.grad_fn is None:
+        return False
+    end, edges = (base.grad_fn, base.output_nr), ((result.grad_fn, result.output_nr),)
+    while len(edges) == 1 and edges[0] != end and edges[0][0] is not None:  # views have one input
+        node = edges[0][0]
+        if runs_python(node):
+            return True
+        edges = node.next_functions
+    return False

@@ -16,7 +16,7 @@ import torch.utils._pytree as pytree
 from aotpack_loader.errors import Problem, UnsupportedError
 
 from ..graph.literals import NOT_A_LITERAL, literal_argument
-from .gradient_paths import find_sources
+from .gradient_paths import find_sources, runs_python_before_base
 
 _TRACED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, str, type(None))
 """The types that AOTAutograd accepts as results."""
@@ -51,6 +51,7 @@ class Returned:
     - ``sources``: for each leaf the other leaves that autograd passes on its way back from it.
     - ``independent``: leaves that autograd does not treat as views of an argument, whatever their
       storage. The value says whether the leaf is a view at all.
+    - ``hooked``: views whose gradient passes a hook or an ``autograd.Function`` on its way to the base.
     """
 
     spec: Any = None
@@ -59,6 +60,7 @@ class Returned:
     families: list[Family] = field(default_factory=list)
     independent: dict[int, bool] = field(default_factory=dict)
     sources: list[list[int]] = field(default_factory=list)
+    hooked: frozenset[int] = frozenset()
 
     def observe(self, result: Any, arguments: list[Any]) -> list[Any]:
         """Record the model's result and return its leaves, with None for values that cannot be traced.
@@ -90,6 +92,7 @@ class Returned:
             )
         self.families = _families(leaves, first)
         self.sources = find_sources(leaves)
+        self.hooked = frozenset(i for i, leaf in enumerate(leaves) if runs_python_before_base(leaf))
         known = _with_bases(arguments)
         tensors = ((i, leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
         self.independent = {i: leaf._base is not None for i, leaf in tensors if not {id(leaf), id(leaf._base)} & known}

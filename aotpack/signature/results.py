@@ -104,7 +104,16 @@ class _Results:
         for i, (info, node) in enumerate(zip(output_info, nodes, strict=True)):
             if results[i] is None and isinstance(node, Node):
                 results[i] = self._alias_of_intermediate(info, node, nodes, bases, base_positions)
+        self._refuse_hooked_views(results)
         return [result for result in results if result is not None], set(rebuilt)
+
+    def _refuse_hooked_views(self, results: Sequence[schema.Result | None]) -> None:
+        """Views are rebuilt outside the graphs, so their gradients pass neither hooks nor functions of the model's."""
+        for i in sorted(self.trace.call.returned.hooked):
+            if isinstance(result := results[i], schema.AliasResult) and result.history:
+                where = source_line(self.trace.result_values[i]) or f"result {i}"
+                message = "returns a view, and a hook or an autograd.Function lies between it and its base; clone the view"
+                self.trace.refuse(where, message)
 
     def _views_without_gradient(self, nodes: Sequence[Any]) -> dict[int, _Rebuilt]:
         """Return the results without gradient that are views of another result, or of one value together with others.

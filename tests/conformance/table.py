@@ -15,6 +15,7 @@ from .cases import (
     compiled,
     control_flow,
     gradient_writes,
+    hooked_views,
     identity,
     layouts,
     losses,
@@ -39,7 +40,7 @@ CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd
 CASES += [*shapes.CASES, *unbacked.CASES, *calling.CASES]
 CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]
 CASES += [*layouts.CASES, *compiled.CASES, *as_strided.CASES, *own_gradients.CASES, *sparse_gradients.CASES]
-CASES += [*gradient_writes.CASES, *losses.CASES, *assignments.CASES, *metadata.CASES, *numbers.CASES]
+CASES += [*gradient_writes.CASES, *hooked_views.CASES, *losses.CASES, *assignments.CASES, *metadata.CASES, *numbers.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 
@@ -96,6 +97,7 @@ REFUSED: dict[str, str] = {
     **autograd.LOST,
     **autograd.WRITES,
     **gradient_writes.REFUSED,
+    **hooked_views.REFUSED,
     **assignments.REFUSED,
     **numbers.REFUSED,
     "identity: a model that asks where its argument begins": r"reads the storage_offset.*cases/identity.py:\d+",

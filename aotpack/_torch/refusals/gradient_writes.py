@@ -20,6 +20,7 @@ from torch.autograd.function import BackwardCFunction
 from ..api.counting import reached
 from ..api.fake_tensors import overlaps_itself
 from ..api.patching import caller, hooked
+from ..api.tensor_hooks import note_hook
 from ..api.writes import writes_by_name
 
 _AOT_AUTOGRAD = "torch._functorch._aot_autograd.graph_capture_wrappers"
@@ -91,6 +92,7 @@ def refused_gradient_writes() -> Iterator[None]:
 
         if hook in watched_hooks:  # register_hook of a tensor subclass calls itself again
             return register(tensor, hook)
+        note_hook(tensor)
         watched_hooks.append(watched_hook)
         return register(tensor, watched_hook)
 
