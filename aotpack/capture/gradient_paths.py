@@ -52,7 +52,8 @@ def runs_python_before_base(result: Any) -> bool:
     base = getattr(result, "_base", None)
     if base is None or result.grad_fn is None:
         return False
-    end, edges = (base.grad_fn, base.output_nr), ((result.grad_fn, result.output_nr),)
+    end = (base.grad_fn, base.output_nr)
+    edges: Sequence[tuple[Any, int]] = [(result.grad_fn, result.output_nr)]
     while len(edges) == 1 and edges[0] != end and edges[0][0] is not None:  # views have one input
         node = edges[0][0]
         if runs_python(node):

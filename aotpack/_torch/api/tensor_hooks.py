@@ -24,8 +24,9 @@ _HOOKED = "aotpack: a hook on a result"
 
 def note_hook(tensor: torch.Tensor) -> None:
     """Note at the node that computes ``tensor`` that the tensor has a hook. Autograd does not tell."""
-    if tensor.grad_fn is not None:
-        tensor.grad_fn.metadata[_HOOKED] = True
+    node: Any = tensor.grad_fn
+    if node is not None:
+        node.metadata[_HOOKED] = True
 
 
 def runs_python(node: Any) -> bool:
