@@ -537,9 +537,10 @@ bool ordinary_modes(const Method& method) {
 }
 
 // The dispatch keys of an ordinary tensor: on the CPU, dense, no subclass, not lazy, not made in inference mode.
-const c10::DispatchKeySet& ordinary_keys() {
-  static const c10::DispatchKeySet keys = at::empty({0}).key_set();
-  return keys;
+c10::DispatchKeySet ordinary_keys() {
+  constexpr auto cpu = c10::BackendComponent::CPUBit;
+  return c10::DispatchKeySet(c10::DispatchKey::CPU) | c10::getAutogradRelatedKeySetFromBackend(cpu) |
+      c10::getAutocastRelatedKeySetFromBackend(cpu);
 }
 
 bool fits(const Expected& expected, PyObject* value, bool grad) {
