@@ -56,6 +56,18 @@ def test_native_code_makes_every_call(digits_bundle: Path, fresh_process: FreshP
     assert fresh_process(NEVER_PYTHON, digits_bundle) == {"train": "native", "infer": "native"}
 
 
+def test_what_a_trace_leaves_behind_is_no_mode(digits_bundle: Path) -> None:
+    """The key of dense tensors stays included in the thread after some traces."""
+    loaded = aotpack.load(digits_bundle, backend="cpu")
+    before = torch._C._dispatch_tls_is_dispatch_key_included("Dense")
+    torch._C._dispatch_tls_set_dispatch_key_included("Dense", True)
+    try:
+        loss = loaded(torch.rand(4, 1, 8, 8), torch.randint(10, (4,)))["loss"]
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_included("Dense", before)
+    assert loss.grad_fn.name() == "AotpackStep"
+
+
 def test_native_code_trains_like_eager(digits_bundle: Path, digits_model: nn.Module) -> None:
     loaded, eager = aotpack.load(digits_bundle, backend="cpu"), copy.deepcopy(digits_model)
     for seed, batch in enumerate((4, 7, 4)):

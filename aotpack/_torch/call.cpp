@@ -530,7 +530,9 @@ struct Method {
 // Whether no mode is active: autocast, inference mode, a transform, a tracer, a torch mode, or hooks on saved tensors.
 bool ordinary_modes(const Method& method) {
   const auto keys = c10::impl::tls_local_dispatch_key_set();
-  return keys.included_ == c10::default_included_set && keys.excluded_ == c10::default_excluded_set &&
+  // Some traces leave "dense" behind, of no backend. It changes nothing for tensors that are dense.
+  const auto included = keys.included_ - c10::DispatchKeySet(c10::DispatchKey::Dense);
+  return included == c10::default_included_set && keys.excluded_ == c10::default_excluded_set &&
       !at::impl::torch_function_mode_enabled() && at::SavedTensorDefaultHooks::get_tls_state().stack.empty() &&
       !(method.undetermined && at::globalContext().deterministicAlgorithms()) &&
       !torch::autograd::ForwardADLevel::try_get_by_idx(0);
