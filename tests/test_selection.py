@@ -152,6 +152,8 @@ def test_a_file_changes_until_a_run_with_it_passes(tmp_path: Path, monkeypatch: 
     assert not selection.has_changed(file)  # a new machine knows of no change
     selection.note_run(ran, passed=True)
     assert not selection.has_changed(file)
+    selection.note_run([], passed=True)  # a run of other files
+    assert not selection.has_changed("tests/test_docs.py")
     with_a_change_of("report", monkeypatch)
     selection.note_run(ran, passed=False)
     assert selection.has_changed(file)

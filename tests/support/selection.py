@@ -20,7 +20,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
@@ -63,20 +63,24 @@ def _seconds() -> Mapping[str, int]:
 def note_run(reports: Iterable[pytest.TestReport], passed: bool) -> None:
     """After a run: nightly writes seconds.json, and a run of a commit that passed notes its files."""
     if nightly():
-        seconds = Counter[str]()
+        seconds = defaultdict[str, float](float)
         for report in reports:
-            seconds[report.nodeid] += report.duration  # type: ignore[assignment]
+            seconds[report.nodeid] += report.duration
         found = {test: round(took) for test, took in sorted(seconds.items()) if took >= _LONG}
         _SECONDS.write_text(json.dumps(found, indent=1) + "\n")
     elif passed and (path := _noted_files()):
-        files = {report.nodeid.partition("::")[0] for report in reports}
-        path.write_text(json.dumps({file: _hashes(file) for file in sorted(files)}))
+        ran = {report.nodeid.partition("::")[0] for report in reports}
+        path.write_text(json.dumps(_files_of_last_run(path) | {file: _hashes(file) for file in sorted(ran)}))
 
 
 def has_changed(file: str) -> bool:
-    """Whether a file of tests has changed since the last run of a commit that passed on this machine."""
+    """Whether a file of tests has changed since the last run of a commit that passed with it on this machine."""
     path = _noted_files()
-    return path is not None and path.exists() and json.loads(path.read_text()).get(file) != _hashes(file)
+    return path is not None and _files_of_last_run(path).get(file, _hashes(file)) != _hashes(file)
+
+
+def _files_of_last_run(path: Path) -> dict[str, Mapping[str, str]]:
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def _noted_files() -> Path | None:
