@@ -15,7 +15,7 @@ from aotpack_loader.trust import check_records
 
 from ..capture.autocast import current_autocast
 from ..targets import Target, find_target
-from ..writer.bundle import check_destination
+from ..writer.destination import check_destination
 from .options import Options, layout_problems, options_of
 from .specializations import refuse_unused
 

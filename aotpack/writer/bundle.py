@@ -28,6 +28,8 @@ from aotpack_loader.format import media_types
 from aotpack_loader.format.codec import encode
 from aotpack_loader.format.schema import Descriptor, Document, ImageIndex, Manifest, Platform, Program, Target
 
+from .destination import check_destination, new_directory, parent_of
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
@@ -66,7 +68,7 @@ class BlobStore:
     """
 
     def __init__(self, out: str | os.PathLike[str]) -> None:
-        self._parent = _parent(Path(os.path.abspath(out)))
+        self._parent = parent_of(Path(os.path.abspath(out)))
         remove_stale(self._parent)
         self._temporaries = contextlib.ExitStack()
         self._staging: Path | None = None
@@ -191,7 +193,7 @@ class BlobStore:
 
     def _new_path(self) -> Path:
         if self._staging is None:
-            self._staging = self._temporaries.enter_context(_new_directory(self._parent))
+            self._staging = self._temporaries.enter_context(new_directory(self._parent))
         return self._staging / secrets.token_hex(8)
 
 
@@ -350,49 +352,3 @@ def _check_tar_limits(store: BlobStore, digests: Sequence[str]) -> None:
                 f"Blob {digest} has {store.size(digest)} bytes; a bundle file holds blobs of up to {MAX_SIZE}.",
                 hint="Write a directory instead: give an output path that ends in '/'.",
             )
-
-
-def check_destination(out: str | os.PathLike[str], layout: str) -> tuple[Path, bool]:
-    """Return the path of a bundle to write, and whether it is a directory.
-
-    Raises:
-        BuildError: nothing can be written there. A file does not replace a directory, nor a
-            directory a file, nor a bundle a directory of other files.
-    """
-    path = Path(os.path.abspath(out))
-    as_directory = layout == "directory" or os.fspath(out).endswith("/")
-    with _new_directory(_parent(path)):
-        pass
-    if not as_directory:
-        if path.is_dir():
-            raise BuildError(f"{path} is a directory.", hint="End the path in '/' to write an unpacked bundle there.")
-        return path, as_directory
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise BuildError(f"{path} is not a directory.")
-    if path.is_dir() and any(path.iterdir()) and not _is_unpacked_bundle(path):
-        raise BuildError(f"The directory {path} is not empty and holds no bundle.", hint="Choose another directory.")
-    return path, as_directory
-
-
-def _parent(path: Path) -> Path:
-    if not path.parent.is_dir():
-        raise BuildError(f"There is no directory {path.parent} to write the bundle to.")
-    return path.parent
-
-
-@contextlib.contextmanager
-def _new_directory(parent: Path) -> Iterator[Path]:
-    """Make a temporary directory in that of a bundle."""
-    with contextlib.ExitStack() as stack:
-        try:
-            made = stack.enter_context(temporary_directory(parent))
-        except OSError as error:
-            raise BuildError(
-                f"Nothing can be written to {parent}: {error.strerror}.", hint="Choose a directory that you may write to."
-            ) from error
-        yield made
-
-
-def _is_unpacked_bundle(path: Path) -> bool:
-    """Whether ``path`` is an OCI layout without other files, which replacing it would lose."""
-    return {entry.name for entry in path.iterdir()} == {"blobs", "index.json", "oci-layout"}
