@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributions, nn
 
 import aotpack
 from aotpack.capture import flags_read
@@ -153,6 +153,7 @@ def test_branches_are_refused_or_follow_the_example(model: Checked, tmp_path: Pa
         (lambda x, y: nn.functional.gaussian_nll_loss(x, x, y), [1.0, 2.0], [1.0, -2.0], "var has negative entry/entries"),
         (lambda x, y: torch.cov(x, aweights=y), [1.0, 2.0], [1.0, -2.0], "aweights cannot be negative"),
         (lambda x, y: torch.cov(x, aweights=y), [1.0, 2.0], [0.0, 0.0], "weights sum to zero"),
+        (lambda x, y: distributions.Normal(x, y).log_prob(x), [1.0, 2.0], [1.0, -2.0], "parameter scale of distribution Normal"),
     ],
 )
 @pytest.mark.parametrize("target", ["portable", "cpu"])
@@ -165,6 +166,70 @@ def test_what_torch_checks_of_values_is_checked_when_it_runs(
     torch.testing.assert_close(loaded(x, torch.tensor(good)), function(x, torch.tensor(good)))
     with pytest.raises(RuntimeError, match=message):
         loaded(x, torch.tensor(bad))
+
+
+@pytest.mark.parametrize(
+    ("front_end", "function", "good", "bad", "message"),
+    [
+        (
+            "dynamo",
+            lambda x, y: distributions.Exponential(x.exp()).log_prob(y),
+            [1.0, 2.0],
+            [1.0, -2.0],
+            "support of .* Exponential",
+        ),
+        (
+            "export",
+            lambda x, y: distributions.Categorical(logits=x).log_prob(y),
+            [0.0, 1.0],
+            [0.0, 2.0],
+            "support of .* Categorical",
+        ),
+        (
+            "trace",
+            lambda x, y: distributions.Bernoulli(y).log_prob(x.gt(0) * 1.0),
+            [0.5, 1.0],
+            [0.5, 2.0],
+            "probs of .* Bernoulli",
+        ),
+        (
+            "dynamo",
+            lambda x, y: distributions.Geometric(y).log_prob(x.new_ones(2)),
+            [0.5, 1.0],
+            [0.5, 0.0],
+            "probs of .* positive",
+        ),
+        (
+            "dynamo",
+            lambda x, y: distributions.MultivariateNormal(x, torch.diag(y)).log_prob(x),
+            [1.0, 2.0],
+            [1.0, -2.0],
+            "parameter covariance_matrix of .* MultivariateNormal",
+        ),
+    ],
+)
+def test_what_distributions_check(
+    front_end: str, function: Any, good: list[float], bad: list[float], message: str, tmp_path: Path
+) -> None:
+    x = torch.randn(2)
+    out = tmp_path / "m.aotpack"
+    aotpack.build(function, (x, torch.tensor(good)), out=out, targets=("portable",), methods=("infer",), front_ends=(front_end,))
+    loaded = load(out)
+    torch.testing.assert_close(loaded(x, torch.tensor(good)), function(x, torch.tensor(good)))
+    with pytest.raises(ValueError, match=r"to satisfy the constraint|to be positive|to be within the support"):
+        function(x, torch.tensor(bad))
+    with pytest.raises(RuntimeError, match=message):
+        loaded(x, torch.tensor(bad))
+
+
+def test_checks_of_distributions_that_are_turned_off_stay_so(tmp_path: Path) -> None:
+    def unchecked(x: Tensor, y: Tensor) -> Tensor:
+        return distributions.Normal(x, y, validate_args=False).log_prob(x)
+
+    x, y = torch.randn(2), torch.tensor([1.0, -2.0])
+    aotpack.build(unchecked, (x, y), out=tmp_path / "m.aotpack", targets=("portable",), methods=("infer",))
+    torch.testing.assert_close(load(tmp_path / "m.aotpack")(x, y), unchecked(x, y), equal_nan=True)
+    assert distributions.Distribution._validate_args  # as before
 
 
 class Compared(nn.Module):

@@ -24,6 +24,7 @@ from .._torch.api import checkpoint as checkpoints
 from .._torch.api import fake_tensors, messages
 from .._torch.api.asserted import AssertedArguments
 from .._torch.api.averages import traced_averages
+from .._torch.api.distributions import asserted_distributions
 from .._torch.api.inference import traced_inference
 from .._torch.api.moves import unmoved_modules
 from .._torch.api.random_operators import draws_in_subgraphs
@@ -212,6 +213,7 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         checkpoints.torch_xla_checkpoints(),
         traced_random(exact=exact_random),
         AssertedArguments(),
+        asserted_distributions(),
         unmoved_modules(),
         traced_averages(),
         traced_inference(),

@@ -23,21 +23,7 @@ def mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
     """Put the model into train or eval mode inside the block, and restore its state afterwards."""
     # A trace must not leave fake tensors in the user's model, nor state that a first call sets up. torch's own
     # reparametrization leaves fake tensors if one submodule has two names.
-    with repeat.unchanged(model), _unvalidated_distributions():
+    with repeat.unchanged(model):
         if model.training != training and has_modes(model):
             model.train(training)
         yield
-
-
-@contextlib.contextmanager
-def _unvalidated_distributions() -> Iterator[None]:
-    """Turn off the argument checks of ``torch.distributions``, as ``torch.compile`` does.
-
-    They depend on values.
-    """
-    before: bool = torch.distributions.Distribution._validate_args
-    torch.distributions.Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        torch.distributions.Distribution.set_default_validate_args(before)

@@ -98,6 +98,20 @@ HOOKS = (
         patches=("torch.Tensor.__bool__", "torch._subclasses.functional_tensor.FunctionalTensor.__bool__"),
     ),
     Hook(
+        id="fake-asserted-distributions",
+        component="fake_tensor",
+        summary="Turns what `torch.distributions` checks into assertions of the graph.",
+        module="api.distributions",
+        patches=(
+            "torch.distributions.distribution.Distribution.__init__",
+            "torch.distributions.distribution.Distribution._validate_sample",
+            "torch.distributions.geometric.Geometric.__init__",
+            "torch.distributions.constraints._Symmetric.check",
+            "torch.distributions.constraints._PositiveSemidefinite.check",
+            "torch.distributions.constraints._PositiveDefinite.check",
+        ),
+    ),
+    Hook(
         id="aot-own-gradients",
         component="aot_autograd",
         summary="Follows or refuses gradients that a model computes itself (`torch.autograd.grad`, `backward`).",
