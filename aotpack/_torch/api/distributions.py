@@ -108,8 +108,10 @@ def _is_symmetric(self: Any, value: torch.Tensor) -> torch.Tensor:
 
 
 def _is_positive_semidefinite(self: Any, value: torch.Tensor) -> torch.Tensor:
-    return _is_symmetric(self, value) & torch.linalg.eigvalsh(value).ge(0).all(-1)
+    smallest: torch.Tensor = torch.linalg.eigvalsh(value).amin(-1)
+    return _is_symmetric(self, value) & smallest.ge(0)
 
 
 def _is_positive_definite(self: Any, value: torch.Tensor) -> torch.Tensor:
-    return _is_symmetric(self, value) & torch.linalg.cholesky_ex(value).info.eq(0)
+    info: torch.Tensor = torch.linalg.cholesky_ex(value).info
+    return _is_symmetric(self, value) & info.eq(0)
