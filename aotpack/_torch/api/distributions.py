@@ -17,7 +17,7 @@ from torch.distributions.utils import lazy_property
 from .patching import replaced
 
 _SCALAR: Final = torch.Size()
-_HOOK: Final = "fake-asserted-distributions"
+_HOOK = "fake-asserted-distributions"
 _lazy: dict[type[Distribution], frozenset[str]] = {}
 """The parameters of each class that are computed at first use. Eager does not check them unless they were given."""
 
