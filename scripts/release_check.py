@@ -21,8 +21,8 @@ from pathlib import Path
 
 NATIVE_SOURCES = {
     "aotpack": {
-        "aotpack/_torch/call.cpp",
-        *(f"aotpack/_torch/{name}.h" for name in ("kernels", "large_pages", "lstm", "products")),
+        "aotpack/_torch/inductor/csrc/call.cpp",
+        *(f"aotpack/_torch/inductor/csrc/{name}.h" for name in ("kernels", "large_pages", "lstm", "products")),
     },
     "aotpack_loader": set[str](),
 }

@@ -22,9 +22,10 @@ from torch.nn import functional as F
 
 import aotpack
 from aotpack import capture
-from aotpack._torch import lowering, toolchain
 from aotpack._torch.api.process_copy import ProcessCopyError, in_place
-from aotpack._torch.layouts import OutputLayout
+from aotpack._torch.inductor import lowering
+from aotpack._torch.inductor.layouts import OutputLayout
+from aotpack._torch.inductor.toolchain import commands
 from aotpack.capture import front_ends
 from aotpack.cli import main
 from aotpack.graph import from_fx
@@ -163,14 +164,14 @@ def test_a_backward_lowered_beside_its_forward_is_the_same_bytes(tmp_path: Path,
     assert (beside.digest, taken) == (after.digest, [True])
 
 
-def watch_abandoned(monkeypatch: pytest.MonkeyPatch) -> list[toolchain.Library]:
+def watch_abandoned(monkeypatch: pytest.MonkeyPatch) -> list[commands.Library]:
     """The libraries whose sources a copy of the process writes, and that a build finds it does not need."""
-    abandoned: list[toolchain.Library] = []
-    monkeypatch.setattr(toolchain.Library, "abandon", lambda library: (abandoned.append(library), library.copy.end()))
+    abandoned: list[commands.Library] = []
+    monkeypatch.setattr(commands.Library, "abandon", lambda library: (abandoned.append(library), library.copy.end()))
     return abandoned
 
 
-def check_ended(abandoned: list[toolchain.Library]) -> None:
+def check_ended(abandoned: list[commands.Library]) -> None:
     """One library was abandoned, and its copy of the process was ended."""
     (library,) = abandoned
     assert library.copy is not None
@@ -195,7 +196,7 @@ def test_a_backward_lowered_for_other_layouts_is_lowered_again(tmp_path: Path, m
 def test_a_forward_that_fails_ends_the_copy_that_lowers_its_backward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     abandoned = watch_abandoned(monkeypatch)
 
-    def lower(graph: lowering.GraphToLower, codes: Sequence[lowering.Code]) -> list[toolchain.Library]:
+    def lower(graph: lowering.GraphToLower, codes: Sequence[lowering.Code]) -> list[commands.Library]:
         if graph.key == "train.backward":
             time.sleep(60)
         raise BuildError(f"{graph.key} fails here.")
@@ -214,7 +215,7 @@ def test_unchanged_graphs_are_not_compiled_again(tmp_path: Path, monkeypatch: py
     compiled: list[str] = []
     really = target._lower
 
-    def counted(targets: Sequence[CpuTarget], graph: lowering.GraphToLower, folder: Path) -> list[toolchain.Library]:
+    def counted(targets: Sequence[CpuTarget], graph: lowering.GraphToLower, folder: Path) -> list[commands.Library]:
         compiled.append(graph.key)
         return really(targets, graph, folder)
 

@@ -18,8 +18,8 @@ from support.archive import Documents, pack
 
 import aotpack
 from aotpack import targets
-from aotpack._torch import lowering
 from aotpack._torch.api.shape_env import Symbols
+from aotpack._torch.inductor import lowering
 from aotpack.cli import main
 from aotpack.graph import from_fx
 from aotpack.graph.expressions import parse, render

@@ -17,7 +17,7 @@ from torch import nn
 from torch._inductor import memory
 
 import aotpack
-from aotpack._torch import lowering
+from aotpack._torch.inductor import lowering
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices import cpuinfo
 from aotpack_loader.errors import AotpackError

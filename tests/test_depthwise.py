@@ -1,4 +1,4 @@
-"""Gradients of depthwise convolutions with large windows, by a function of ours (``_torch/depthwise.h``)."""
+"""Gradients of depthwise convolutions with large windows, by a function of ours (``_torch/inductor/csrc/depthwise.h``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch_fixes.lowering import sources_of
 
 import aotpack
-from aotpack._torch.generated_sources import finished_wrapper
+from aotpack._torch.inductor.toolchain.generated_sources import finished_wrapper
 from aotpack.measure.profile.memory import peak_of
 from aotpack.measure.profile.recording import STEP, read_steps, trace_of
 

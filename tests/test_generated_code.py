@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch_fixes.lowering import sources_of
 
 import aotpack
-from aotpack._torch.in_place_sums import added_in_place
+from aotpack._torch.inductor.codegen.in_place_sums import added_in_place
 
 ROWS, WIDTH = 37, 21
 """Multiples of no vector's length, so that kernels have rests."""

@@ -8,8 +8,8 @@ import pytest
 import torch._inductor.config as inductor_config
 from torch._inductor import cpu_vec_isa
 
-from aotpack._torch.instruction_sets import named_instruction_set
-from aotpack._torch.lowering import x86_vector_bits
+from aotpack._torch.inductor.lowering import x86_vector_bits
+from aotpack._torch.inductor.toolchain.instruction_sets import named_instruction_set
 from aotpack_loader.devices import cpuinfo
 
 pytestmark = pytest.mark.skipif(cpuinfo.architecture() != "amd64", reason="the names are those of x86-64")

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import aotpack
-from aotpack._torch.layouts import contiguous_convolutions, with_converted_outputs
+from aotpack._torch.inductor.layouts import contiguous_convolutions, with_converted_outputs
 
 Function = Callable[[Tensor], Tensor]
 

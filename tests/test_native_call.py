@@ -15,7 +15,7 @@ from msgspec import structs
 from torch import nn
 
 import aotpack
-from aotpack._torch import call_compiler, toolchain
+from aotpack._torch.inductor.toolchain import call_compiler, commands
 from aotpack.targets.cpu import call_library
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.call_library import open_library
@@ -116,7 +116,7 @@ def test_a_library_that_does_not_load(digits_bundle: Path, tmp_path: Path, monke
 def test_a_build_without_a_compiler_for_it_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_compiler, "call_library_fingerprint", lambda: {"flags": "none that was ever cached"})
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr(toolchain, "inductor_fingerprint", dict)
+    monkeypatch.setattr(commands, "inductor_fingerprint", dict)
     with pytest.warns(call_library.CallLibraryWarning, match="no-such-compiler"):
         assert call_library.library_bytes() is None
 

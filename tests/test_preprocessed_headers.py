@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aotpack._torch.preprocessed_headers import preprocess
+from aotpack._torch.inductor.toolchain.preprocessed_headers import preprocess
 
 
 class Header:

@@ -15,8 +15,8 @@ from support.archive import digest_of
 from torch._inductor import codecache
 from torch._inductor.runtime.cache_dir_utils import cache_dir as inductor_cache_dir
 
-from aotpack._torch import directories, stub_library
-from aotpack._torch.preprocessed_headers import preprocess
+from aotpack._torch.inductor.toolchain import directories, stub_library
+from aotpack._torch.inductor.toolchain.preprocessed_headers import preprocess
 from aotpack.writer.cache import CompileCache
 from aotpack_loader import trust
 from aotpack_loader.archive import cache, private

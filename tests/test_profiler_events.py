@@ -10,7 +10,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import aotpack
-from aotpack._torch.events import _literal, mark_origins, origins_in
+from aotpack._torch.inductor.codegen.events import _literal, mark_origins, origins_in
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.portable import PortableExecutable
 from aotpack_loader.format import schema

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 import aotpack
 import aotpack_loader
-from aotpack._torch import layouts, lowering, toolchain
 from aotpack._torch.api.process_copy import in_place
+from aotpack._torch.inductor import layouts, lowering
+from aotpack._torch.inductor.toolchain import commands
 from aotpack.targets.cpu import CpuTarget, target
 
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export", "torch.fx", "sympy", "triton", "aotpack")
@@ -97,7 +98,7 @@ def attend(x: torch.Tensor) -> torch.Tensor:
     return (scores @ x * positions[:, None]).double().sum() + pooled.square().sum() + F.layer_norm(x, x.shape[-1:]).var()
 
 
-class NoCode(toolchain.Library):
+class NoCode(commands.Library):
     """A library that nothing compiles; it would have ``outputs`` outputs."""
 
     def __init__(self, output: Path, outputs: int) -> None:
@@ -122,7 +123,7 @@ def test_portable_graphs_beside_native_code_need_no_compiler(
         return [NoCode(folder / "code.so", len(outputs)) for _ in targets]
 
     monkeypatch.setattr(target, "_lower", lower)
-    monkeypatch.setattr(toolchain, "imports_from_torch", lambda library: [])
+    monkeypatch.setattr(commands, "imports_from_torch", lambda library: [])
     example = torch.zeros(2, 4, 4, requires_grad=True)
     with in_place():
         aotpack.build(attend, (example,), out=tmp_path / "m", targets=("cpu", "portable"), methods=("train",), cache=False)

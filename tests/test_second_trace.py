@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch_fixes.lowering import sources_of
 
-from aotpack._torch import second_trace
+from aotpack._torch.inductor import second_trace
 
 
 class Picture(nn.Module):

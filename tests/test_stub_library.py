@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from aotpack._torch import stub_library
-from aotpack._torch.stub_library import linked_to_stub
+from aotpack._torch.inductor.toolchain import stub_library
+from aotpack._torch.inductor.toolchain.stub_library import linked_to_stub
 
 SOURCE = """
 #include <exception>

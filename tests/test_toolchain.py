@@ -12,11 +12,11 @@ import pytest
 import torch._inductor.config as inductor_config
 from torch._inductor import cpp_builder
 
-from aotpack._torch import library_interface, toolchain
 from aotpack._torch.fixes.inductor.checks import with_checks
-from aotpack._torch.generated_sources import finished_wrapper
-from aotpack._torch.library_interface import interface_command, without_interface
-from aotpack._torch.objects import compile_object
+from aotpack._torch.inductor.toolchain import commands, library_interface
+from aotpack._torch.inductor.toolchain.generated_sources import finished_wrapper
+from aotpack._torch.inductor.toolchain.library_interface import interface_command, without_interface
+from aotpack._torch.inductor.toolchain.objects import compile_object
 from aotpack_loader.devices import cpuinfo
 
 COPY = library_interface._SOURCE.read_text()
@@ -100,7 +100,7 @@ def test_the_header_of_checks_is_only_where_a_check_is(line: str, needs: bool) -
 
 def test_what_warns_about_a_missing_gpu_is_imported_before_copies_are_made() -> None:
     """A CUDA build of torch warns where there is none. Each copy of the process would do so."""
-    code = "import sys, aotpack._torch.lowering; assert 'torch.utils.cpp_extension' in sys.modules"
+    code = "import sys, aotpack._torch.inductor.lowering; assert 'torch.utils.cpp_extension' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -110,8 +110,8 @@ def test_wrappers_clear_wide_registers_before_they_call(lines: int, tmp_path: Pa
     """GCC leaves that out at this level of optimization. Then SSE code, as libm's, is slow on Intel's processors."""
     source, made = tmp_path / "run.cpp", tmp_path / "run.o"
     source.write_text(finished_wrapper(RUN.replace("{\n  const", "{\n" + "\n" * lines + "  const"), 0, 1))
-    level = {"aot_inductor.compile_wrapper_opt_level": toolchain.WRAPPER_LEVEL}
-    with inductor_config.patch(level), toolchain._flags_of_ours(lambda: pytest.fail("nothing is compiled")):
+    level = {"aot_inductor.compile_wrapper_opt_level": commands.WRAPPER_LEVEL}
+    with inductor_config.patch(level), commands._flags_of_ours(lambda: pytest.fail("nothing is compiled")):
         flags, _ = cpp_builder._get_optimization_cflags("g++", min_optimize=True)
     subprocess.run(["g++", *(f"-{flag}" for flag in flags), "-march=x86-64-v4", "-c", source, "-o", made], check=True)
     code = subprocess.run(["objdump", "-d", made], check=True, capture_output=True, text=True).stdout

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import aotpack
 import aotpack_loader
-from aotpack._torch import products
-from aotpack._torch.products import smallest_gain
+from aotpack._torch.inductor.toolchain import products
+from aotpack._torch.inductor.toolchain.products import smallest_gain
 from aotpack.targets.cpu import CpuTarget
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import BuildError

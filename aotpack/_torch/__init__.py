@@ -1,10 +1,13 @@
-"""All private torch APIs that the compiler uses, and nothing else, with one module for each part of
-torch.
+"""All private torch APIs that the compiler uses, and nothing else, in five rooms.
 
-- ``dynamo``, ``aot_autograd``, ``partitioner``, ``inductor``: the drivers of torch's compilers.
-- ``api/``: thin adapters.
-- ``refusals/``: what torch would compile to something else, found and refused.
+- ``inductor/``: compiles graphs with AOTInductor; ``codegen/`` has the rules of generated code,
+  ``toolchain/`` the compilers below it, ``csrc/`` sources in C++.
+- ``tracing/``: Dynamo, AOTAutograd and its partitioner.
 - ``fixes/``: the register of fixes of torch.
+- ``refusals/``: what torch would compile to something else, found and refused.
+- ``api/``: thin adapters.
+
+Each room imports those below it.
 
 Each function says what it wraps. A new torch release can therefore be checked by reading this
 package alone. Importing it checks that this torch has the names that its modules import.

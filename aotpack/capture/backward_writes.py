@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from .._torch import aot_autograd
+from .._torch.tracing import aot_autograd
 from ..graph import source_line
 
 

@@ -21,9 +21,9 @@ import torch
 from aotpack_loader.errors import Problem, UnsupportedError
 
 from .. import origin
-from .._torch import fake_run
 from .._torch.api import fake_tensors, messages
-from .._torch.state_assignments import kept_state_changes
+from .._torch.tracing import fake_run
+from .._torch.tracing.state_assignments import kept_state_changes
 from .container_changes import Containers, Inside, Run, is_container, shown
 from .dry_run import repeat
 from .dry_run.eager import run_on_copies

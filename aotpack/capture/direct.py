@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from .._torch import aot_autograd
 from .._torch.api import checkpoint as checkpoints
 from .._torch.api import fake_tensors, own_gradients
 from .._torch.api.module_stack import recorded_modules
+from .._torch.tracing import aot_autograd
 from .dry_run import repeat
 from .front_end_input import FrontEndInput, lost, observed_python, with_dry_run
 from .inputs.dynamic_shapes import DynamicShapes

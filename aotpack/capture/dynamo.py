@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from .._torch import aot_autograd, dynamo, fake_run
 from .._torch.api import checkpoint as checkpoints
 from .._torch.api import fake_tensors, inference, writes
+from .._torch.tracing import aot_autograd, dynamo, fake_run
 from ..graph import source_line
 from .dry_run import repeat
 from .front_end_input import FrontEndInput, refuse_storage_changes

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from .._torch import aot_autograd
 from .._torch.api import checkpoint as checkpoints
 from .._torch.api import fake_tensors
 from .._torch.api.node_lines import recorded_lines
 from .._torch.fixes.applying import apply_fixes
 from .._torch.refusals import lost_gradients
+from .._torch.tracing import aot_autograd
 from ..graph import source_line, views
 from .dry_run import repeat
 from .front_end_input import FrontEndInput, lost, observed_python, refuse_storage_changes, with_dry_run

@@ -6,11 +6,11 @@ import contextlib
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from .._torch import aot_autograd, fake_run
 from .._torch.api import fake_tensors
 from .._torch.api.recurrent import PackedSequenceError
 from .._torch.fixes.aot_autograd import overlaps
 from .._torch.refusals import dirty_arguments, gradient_writes, undefined_gradients
+from .._torch.tracing import aot_autograd, fake_run
 from ..graph import source_line
 from .front_end_input import FrontEndInput
 from .modes import modes

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from .._torch import fake_run
 from .._torch.api import fake_tensors
 from .._torch.api.module_attributes import recorded_modes
+from .._torch.tracing import fake_run
 from .dry_run import repeat
 
 

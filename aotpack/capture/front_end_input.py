@@ -12,13 +12,13 @@ import torch
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from .._torch import aot_autograd
 from .._torch.api import checkpoint as checkpoints
 from .._torch.api.constants import KnownConstants
-from .._torch.randomness import no_python_random
 from .._torch.refusals import lost_gradients
 from .._torch.refusals.storage_resizes import RESIZES, no_storage_resizes
-from .._torch.state_assignments import kept_state_changes
+from .._torch.tracing import aot_autograd
+from .._torch.tracing.randomness import no_python_random
+from .._torch.tracing.state_assignments import kept_state_changes
 from ..graph import source_line
 from . import containers, source_lines
 from .dry_run import repeat

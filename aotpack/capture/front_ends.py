@@ -19,7 +19,6 @@ import torch.utils._pytree as pytree
 
 from aotpack_loader.errors import AotpackError, CaptureError, Problem, UnsupportedError
 
-from .._torch import aot_autograd, fake_run
 from .._torch.api import checkpoint as checkpoints
 from .._torch.api import fake_tensors, messages
 from .._torch.api.asserted import AssertedArguments
@@ -30,10 +29,11 @@ from .._torch.api.moves import unmoved_modules
 from .._torch.api.random_operators import draws_in_subgraphs
 from .._torch.api.recurrent import refused_packing
 from .._torch.api.shape_env import recorded_guards
-from .._torch.decompose import decomposed_as_eager
-from .._torch.eager_kernels import kept_above_autograd
-from .._torch.randomness import traced_random
-from .._torch.state_assignments import SideEffectError
+from .._torch.tracing import aot_autograd, fake_run
+from .._torch.tracing.decompose import decomposed_as_eager
+from .._torch.tracing.eager_kernels import kept_above_autograd
+from .._torch.tracing.randomness import traced_random
+from .._torch.tracing.state_assignments import SideEffectError
 from ..graph import source_line
 from . import direct, dynamo, export
 from .backward_writes import with_tangent_writes

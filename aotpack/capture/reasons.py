@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from aotpack_loader.errors import Problem
 
-from .._torch.state_assignments import ASSIGNS_STATE
+from .._torch.tracing.state_assignments import ASSIGNS_STATE
 from . import source_lines
 
 BRANCH = "a Python branch depends on the value of a tensor"

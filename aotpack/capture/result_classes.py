@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .. import origin
-from .._torch.aot_autograd import tree_children
+from .._torch.tracing.aot_autograd import tree_children
 
 _SHOWN = ("__str__", "__repr__", "__iter__", "__len__", "__getitem__", "__contains__", "__eq__", "__bool__", "__call__")
 """Special methods that a user of a result calls."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, Node
 
-from .._torch import aot_autograd
+from .._torch.tracing import aot_autograd
 
 _aten = torch.ops.aten
 _MEAN = 1

@@ -13,7 +13,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch.fx import Node
 
-from .._torch import aot_autograd
+from .._torch.tracing import aot_autograd
 
 
 def with_dense_results(joint: aot_autograd.Joint) -> aot_autograd.Joint:

@@ -19,9 +19,9 @@ from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
 from .. import origin
-from .._torch.aot_autograd import CALL_ON_COPIES
 from .._torch.api.random_operators import is_fixed
 from .._torch.api.torch_types import ShapeEnv
+from .._torch.tracing.aot_autograd import CALL_ON_COPIES
 from . import views
 from .expressions import size_expression
 from .literals import NOT_A_LITERAL, dtype_name, is_held, literal_argument

@@ -18,8 +18,8 @@ from aotpack_loader.devices.literals import literal
 from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import expressions, schema, subgraphs
 
-from .._torch.aot_autograd import CALL_ON_COPIES
 from .._torch.api.shape_env import Symbols
+from .._torch.tracing.aot_autograd import CALL_ON_COPIES
 from .expressions import parse
 
 

@@ -23,10 +23,10 @@ from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import schema
 
 from .. import signature
-from .._torch import fake_run
 from .._torch.api import fake_tensors, messages
 from .._torch.api.torch_types import StorageWeakRef
-from .._torch.state_assignments import kept_state_changes
+from .._torch.tracing import fake_run
+from .._torch.tracing.state_assignments import kept_state_changes
 from ..capture.dry_run import repeat
 from ..capture.inputs.aliasing import dense_stride, like, replaced
 from ..capture.returned import result_leaves

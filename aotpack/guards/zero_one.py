@@ -25,10 +25,10 @@ from aotpack_loader.format import expressions, schema
 from aotpack_loader.format.subclasses import leaf_sizes
 
 from .. import signature
-from .._torch import fake_run
 from .._torch.api import fake_tensors, messages
 from .._torch.api.torch_types import FakeTensorMode, StorageWeakRef, statically_known_true
-from .._torch.state_assignments import kept_state_changes
+from .._torch.tracing import fake_run
+from .._torch.tracing.state_assignments import kept_state_changes
 from ..capture.calls import Calls
 from ..capture.dry_run import repeat
 from ..capture.returned import result_leaves

@@ -12,8 +12,8 @@ import torch
 from aotpack_loader.errors import UnsupportedError
 from aotpack_loader.format import schema
 
-from .._torch.aot_autograd import tree_children
 from .._torch.api.argument_records import is_leaf_outside_builds
+from .._torch.tracing.aot_autograd import tree_children
 from ..capture.returned import Opened
 from ..origin import class_name
 

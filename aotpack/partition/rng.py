@@ -17,10 +17,10 @@ from torch.fx import GraphModule, Node
 from aotpack_loader.devices.generator import exchange_random_state, random_state
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from .._torch import aot_autograd
 from .._torch.api import fake_tensors
 from .._torch.api.random_operators import draws_in_subgraphs, in_backward, is_random, keep_in_backward
 from .._torch.api.torch_types import desc
+from .._torch.tracing import aot_autograd
 from ..graph import source_line
 
 KEPT = "aotpack_kept"

@@ -19,10 +19,10 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.errors import BuildError, Problem
 
-from .._torch import aot_autograd
 from .._torch.api.torch_types import StorageWeakRef
-from .._torch.partitioner import Split, renumber_calls, split_regions
-from .._torch.partitioner import partition as torch_partition
+from .._torch.tracing import aot_autograd
+from .._torch.tracing.partitioner import Split, renumber_calls, split_regions
+from .._torch.tracing.partitioner import partition as torch_partition
 from ..graph import views
 from . import effects, rng, subgraphs
 from .one_hot import replace_sums_of_one

@@ -14,8 +14,8 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from .._torch import partitioner
 from .._torch.api.nodes import without_views
+from .._torch.tracing import partitioner
 from ..graph import source_line
 
 _HIGHER_ORDER = torch.ops.higher_order

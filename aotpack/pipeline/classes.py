@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from .._torch import decompositions
-from .._torch.aot_autograd import Decompositions
 from .._torch.api.recurrent import recurrent_layers
 from .._torch.fixes.applying import fix_table
 from .._torch.fixes.fake_tensor.strides import decomposed_like_kernels
 from .._torch.fixes.fake_tensor.types import decomposed_in_types
+from .._torch.tracing import decompositions
+from .._torch.tracing.aot_autograd import Decompositions
 from ..targets import Target, by_graphs
 from . import advice, traced_methods
 from .context import BuildContext, Example, begin

@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from aotpack_loader.format import schema
 
 from .. import capture
-from .._torch.aot_autograd import Decompositions
+from .._torch.tracing.aot_autograd import Decompositions
 from ..capture.inputs.aliasing import has_gaps
 from ..capture.inputs.dynamic_shapes import DynamicShapes
 from ..capture.inputs.dynamic_shapes import resolve as resolve_shapes

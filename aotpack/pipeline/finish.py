@@ -22,7 +22,7 @@ from aotpack_loader.format.validate_xla import validate_computations
 from aotpack_loader.format.versions import OWN_GRAPHS
 from aotpack_loader.selftest import run_self_test
 
-from .._torch.events import mark_origins
+from .._torch.inductor.codegen.events import mark_origins
 from ..targets import GraphToCompile, Target, by_kind
 from ..writer.bundle import BlobStore, Existing, TargetEntry, write_bundle
 from ..writer.cache import CompileCache

@@ -20,7 +20,7 @@ from aotpack_loader.format.labels import Labels, sources_of
 
 from .. import capture, partition, signature
 from .._torch.api.fake_tensors import relate
-from .._torch.fake_run import SetsRequiresGradError
+from .._torch.tracing.fake_run import SetsRequiresGradError
 from ..capture import containers
 from ..capture.autocast import under_autocast
 from ..capture.container_changes import Containers

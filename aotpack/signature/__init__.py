@@ -16,8 +16,8 @@ from aotpack_loader.format import schema
 from aotpack_loader.format.subclasses import leaf_sizes
 
 from .. import partition
-from .._torch import aot_autograd
 from .._torch.api import fake_tensors
+from .._torch.tracing import aot_autograd
 from ..graph import source_line
 from ..graph.expressions import bound, render, size_expression
 from ..model import pytrees

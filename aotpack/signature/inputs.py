@@ -12,9 +12,9 @@ from torch.fx import Node
 
 from aotpack_loader.format import schema
 
-from .._torch import aot_autograd
 from .._torch.api import fake_tensors
 from .._torch.api.torch_types import desc
+from .._torch.tracing import aot_autograd
 from ..capture.inputs.examples import argument_names
 from ..graph import tensor_value
 from ..graph.expressions import size_expression

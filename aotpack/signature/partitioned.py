@@ -14,8 +14,8 @@ from torch.fx import Node
 from aotpack_loader.errors import Problem, UnsupportedError
 
 from .. import partition
-from .._torch import aot_autograd
 from .._torch.api.torch_types import ShapeEnv, ViewAndMutationMeta
+from .._torch.tracing import aot_autograd
 from ..capture.container_changes import Containers
 from ..capture.inputs.synthetic_bases import Arrangement
 from ..capture.returned import Returned

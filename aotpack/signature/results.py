@@ -12,8 +12,8 @@ from torch.fx import Node
 
 from aotpack_loader.format import schema
 
-from .._torch import aot_autograd
 from .._torch.api.torch_types import OutputType, statically_known_true
+from .._torch.tracing import aot_autograd
 from ..capture.inputs.synthetic_bases import count_twins, returned_argument
 from ..graph import source_line, views
 from ..graph.expressions import size_expression

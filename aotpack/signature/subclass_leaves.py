@@ -22,9 +22,9 @@ from torch.fx import Graph, Node
 from aotpack_loader.format import schema
 
 from .. import partition
-from .._torch import aot_autograd
 from .._torch.api import fake_tensors
 from .._torch.api.torch_types import ShapeEnv
+from .._torch.tracing import aot_autograd
 from ..graph import views
 from ..model import subclasses
 

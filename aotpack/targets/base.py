@@ -14,7 +14,7 @@ import torch
 from aotpack_loader.errors import AotpackError
 from aotpack_loader.format import schema
 
-from .._torch.aot_autograd import Decompositions
+from .._torch.tracing.aot_autograd import Decompositions
 from ..writer.bundle import BlobStore, TargetEntry
 from ..writer.cache import CompileCache
 

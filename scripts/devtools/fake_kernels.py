@@ -33,12 +33,12 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from aotpack._torch import decompositions
-from aotpack._torch.decompose import decomposed_as_eager
 from aotpack._torch.fixes.applying import apply_fixes
 from aotpack._torch.fixes.fake_tensor.strides import decomposed_like_kernels
-from aotpack._torch.inductor import inductor_decompositions
-from aotpack._torch.randomness import traced_random
+from aotpack._torch.inductor.decompositions import inductor_decompositions
+from aotpack._torch.tracing import decompositions
+from aotpack._torch.tracing.decompose import decomposed_as_eager
+from aotpack._torch.tracing.randomness import traced_random
 from devtools.machine import provenance
 from devtools.paths import RESULTS, ROOT
 

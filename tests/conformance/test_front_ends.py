@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aotpack._torch.dynamo import has_front_end
+from aotpack._torch.tracing.dynamo import has_front_end
 from aotpack.capture import FRONT_ENDS
 from devtools.harness import run
 

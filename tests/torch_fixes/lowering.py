@@ -12,10 +12,10 @@ from unittest import mock
 from torch._inductor import codecache
 
 import aotpack
-from aotpack._torch import toolchain
 from aotpack._torch.api.counting import reached
 from aotpack._torch.api.process_copy import in_place
 from aotpack._torch.fixes.gate import check_torch
+from aotpack._torch.inductor.toolchain import commands
 
 
 class Lowered(BaseException):
@@ -39,7 +39,7 @@ def lowered_only() -> Iterator[list[str]]:
             sources.append(f"{code}\n{extern_kernels}")
             return "not compiled"
 
-    def start(library: toolchain.Library, *_: Any, **__: Any) -> None:
+    def start(library: commands.Library, *_: Any, **__: Any) -> None:
         if library.guards:
             sources.append(" and ".join(map(str, library.guards)))
 
@@ -50,8 +50,8 @@ def lowered_only() -> Iterator[list[str]]:
     with (
         in_place(),
         mock.patch.object(codecache, "AotCodeCompiler", Recorded),
-        mock.patch.object(toolchain.Library, "start", start),
-        mock.patch.object(toolchain.Library, "finish", finish),
+        mock.patch.object(commands.Library, "start", start),
+        mock.patch.object(commands.Library, "finish", finish),
         contextlib.suppress(Lowered),
     ):
         yield sources

@@ -12,7 +12,7 @@ from torch.export import Dim
 
 import aotpack
 import aotpack_loader.errors
-from aotpack._torch import fake_run
+from aotpack._torch.tracing import fake_run
 from aotpack.capture.dry_run import repeat
 from aotpack.guards import strides, zero_one
 

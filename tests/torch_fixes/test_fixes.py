@@ -14,10 +14,10 @@ import torch
 from support.releases import TORCH, has_avx512
 
 import aotpack
-from aotpack._torch.dynamo import has_front_end
 from aotpack._torch.fixes import applying
 from aotpack._torch.fixes.entries import FIXES
 from aotpack._torch.fixes.register import Fix, minor
+from aotpack._torch.tracing.dynamo import has_front_end
 
 from .harness import ROOT, Case, MismatchError, check, load_case
 from .trial import attempt

@@ -17,11 +17,11 @@ from conftest import FreshProcess
 from support.releases import TORCH
 
 import aotpack
-from aotpack._torch import aot_autograd
 from aotpack._torch.fixes import gate, sources
 from aotpack._torch.fixes.applying import fixes_of
 from aotpack._torch.fixes.entries import FIXES, HOOKS
 from aotpack._torch.fixes.register import INDUCTOR, INDUCTOR_SUPPORTED, SUPPORTED, name_of
+from aotpack._torch.tracing import aot_autograd
 from aotpack.report.describe import producer_text
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import BuildError, UnsupportedTorchError

@@ -28,7 +28,7 @@ from aotpack_loader.runtime.branches import BRANCH_MESSAGE
 
 from ... import origin
 from ..._torch.api.constants import KnownConstants
-from ..._torch.state_assignments import SideEffectError
+from ..._torch.tracing.state_assignments import SideEffectError
 from . import numbers
 from .eager import run_on_copies
 

@@ -21,8 +21,8 @@ import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
 from ... import origin
-from ..._torch import fake_run
 from ..._torch.api.module_attributes import watched_attributes
+from ..._torch.tracing import fake_run
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), tuple, frozenset)
 KEPT = "a tensor of an earlier call"

@@ -19,10 +19,10 @@ import torch
 from aotpack_loader.errors import BuildError, Problem, UnsupportedError
 
 from ... import origin
-from ..._torch import fake_run
 from ..._torch.api import fake_tensors
 from ..._torch.refusals import changes
-from ..._torch.state_assignments import kept_state_changes
+from ..._torch.tracing import fake_run
+from ..._torch.tracing.state_assignments import kept_state_changes
 from . import python_state
 from .snapshot import Snapshot
 

@@ -17,7 +17,7 @@ from aotpack_loader.archive.temporaries import temporary_directory
 from aotpack_loader.devices.call_library import INTERFACE
 from aotpack_loader.format import media_types, schema
 
-from ..._torch import call_compiler, toolchain
+from ..._torch.inductor.toolchain import call_compiler, commands
 from ...writer.bundle import BlobStore
 from ...writer.cache import CompileCache
 
@@ -36,7 +36,7 @@ def library_bytes() -> bytes | None:
     """
     cache = CompileCache()
     source = call_compiler.SOURCE.read_bytes()
-    options = {**toolchain.inductor_fingerprint(), **call_compiler.call_library_fingerprint()}
+    options = {**commands.inductor_fingerprint(), **call_compiler.call_library_fingerprint()}
     found = cache.find_object(source, options)
     if found is None:
         with temporary_directory(Path(tempfile.gettempdir())) as folder:

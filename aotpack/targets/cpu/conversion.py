@@ -16,10 +16,10 @@ from aotpack_loader.format import donations, schema
 
 from ..._torch.api import fake_tensors
 from ..._torch.api.graph_modules import lazy_graph_module
-from ..._torch.events import origins_in
-from ..._torch.layouts import with_stride_order
-from ..._torch.lowering import GraphToLower
-from ..._torch.randomness import call_generator_operators
+from ..._torch.inductor.codegen.events import origins_in
+from ..._torch.inductor.layouts import with_stride_order
+from ..._torch.inductor.lowering import GraphToLower
+from ..._torch.tracing.randomness import call_generator_operators
 from ..base import GraphToCompile
 
 Layouts = Mapping[int, Sequence[int]]

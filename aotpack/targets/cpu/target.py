@@ -23,11 +23,15 @@ from aotpack_loader.devices import cpuinfo, operators
 from aotpack_loader.errors import AotpackError, BuildError, Problem
 from aotpack_loader.format import media_types, schema
 
-from ..._torch import aot_autograd, inductor, lowering, products, toolchain
+from ... import _torch
 from ..._torch.api import messages
 from ..._torch.api.process_copy import copies_are_made
 from ..._torch.fixes import applying
-from ..._torch.layouts import OutputLayout, has_convolutions, likely_layouts
+from ..._torch.inductor import lowering
+from ..._torch.inductor.decompositions import inductor_decompositions
+from ..._torch.inductor.layouts import OutputLayout, has_convolutions, likely_layouts
+from ..._torch.inductor.toolchain import commands, products
+from ..._torch.tracing import aot_autograd
 from ...graph import source_line
 from ...graph.expressions import render
 from ...writer.bundle import BlobStore, TargetEntry
@@ -40,7 +44,7 @@ from .parts import in_parts
 _Files = dict[str, bytes]
 _FACTS = "layouts, own, constraints, imports"
 """Names of the facts that are stored with compiled code; part of the cache's key."""
-_SOURCES = (Path(toolchain.__file__).parent, Path(__file__).parent.parent)
+_SOURCES = (Path(_torch.__file__).parent, Path(__file__).parent.parent)
 """Sources that decide which code a graph gets.
 
 Their hash and the applied torch fixes are part of the cache's key.
@@ -118,7 +122,7 @@ class CpuTarget(Target):
     def lacks(self) -> list[AotpackError]:
         """What this machine lacks: a C++ compiler, or a directory for caches."""
         found: list[AotpackError] = []
-        for check in (toolchain.check_compiler, check_cache):
+        for check in (commands.check_compiler, check_cache):
             try:
                 check()
             except AotpackError as error:
@@ -127,7 +131,7 @@ class CpuTarget(Target):
 
     def decompositions(self, *, exact_random: bool) -> aot_autograd.Decompositions:
         """Inductor's own decompositions: the partition is then the same as ``torch.compile``'s."""
-        return inductor.inductor_decompositions(exact_random=exact_random)
+        return inductor_decompositions(exact_random=exact_random)
 
     def tune(self) -> str:
         """Measure which library multiplies matrices, for the code that is compiled next; returns what was chosen."""
@@ -151,7 +155,7 @@ class CpuTarget(Target):
         _refuse_unknown(graphs)
         _refuse_strings(graphs)
         graphs, sequences = in_parts(graphs)
-        used = toolchain.inductor_fingerprint()
+        used = commands.inductor_fingerprint()
         made = [_Made() for _ in targets]
         with temporary_directory(Path(tempfile.gettempdir())) as folder, _Workers() as workers:
             library = workers.compilers.submit(library_bytes)
@@ -200,12 +204,12 @@ class CpuTarget(Target):
     def _bits(self) -> int | None:
         return None if self.march is None else lowering.x86_vector_bits(self.level)
 
-    def _finish(self, key: str, library: toolchain.Library, keep: Callable[[_Files], None]) -> _Files:
+    def _finish(self, key: str, library: commands.Library, keep: Callable[[_Files], None]) -> _Files:
         with self._refusing(key):
             library.finish()
         constraints = sorted({render(guard) for guard in library.guards if guard not in (True, False)})
         layouts, own = [item.order for item in library.layouts], [item.own for item in library.layouts]
-        imports = toolchain.imports_from_torch(library.output)
+        imports = commands.imports_from_torch(library.output)
         facts = json.dumps({"layouts": layouts, "own": own, "constraints": constraints, "imports": imports})
         files = {"code": library.output.read_bytes(), "facts": facts.encode()}
         for fallbacks in library.output.parent.glob("*.wrapper.json"):
@@ -220,7 +224,7 @@ class CpuTarget(Target):
         except BuildError:
             raise
         except Exception as error:
-            nodes = error.nodes if isinstance(error, toolchain.LoweringError) else []
+            nodes = error.nodes if isinstance(error, commands.LoweringError) else []
             line = next(filter(None, map(source_line, nodes)), "")
             names = ", ".join(dict.fromkeys(str(node.target) for node in nodes if node.op == "call_function"))
             reason = " ".join(str(error).split("\n", 1)[0].split()) or type(error).__name__
@@ -280,7 +284,7 @@ class _Jobs:
         return [self._cache.find(item.graph, options) for options in self._options(call)]
 
     def _compile(
-        self, item: GraphToCompile, call: ConvertedGraph, libraries: Sequence[toolchain.Library], found: Sequence[_Files | None]
+        self, item: GraphToCompile, call: ConvertedGraph, libraries: Sequence[commands.Library], found: Sequence[_Files | None]
     ) -> list[Callable[[], _Files]]:
         """Start the compilers. The returned functions wait for the code, one for each target."""
         started, finish = iter(libraries), list[Callable[[], _Files]]()
@@ -318,9 +322,9 @@ class _Ahead(NamedTuple):
     """A backward graph that is lowered while its forward is."""
 
     call: ConvertedGraph
-    library: toolchain.Library
+    library: commands.Library
 
-    def library_for(self, call: ConvertedGraph, *, needed: bool) -> toolchain.Library | None:
+    def library_for(self, call: ConvertedGraph, *, needed: bool) -> commands.Library | None:
         """The library, if it is needed and was lowered for the right layouts; otherwise the lowering is abandoned."""
         if needed and self.call.fingerprint == call.fingerprint:
             return self.library
@@ -338,7 +342,7 @@ def _converted(item: GraphToCompile, written: Sequence[OutputLayout]) -> Convert
     return convert_graph(item, layouts, {i for i, layout in saved.items() if layout.own})
 
 
-def _lower(targets: Sequence[CpuTarget], graph: lowering.GraphToLower, folder: Path) -> list[toolchain.Library]:
+def _lower(targets: Sequence[CpuTarget], graph: lowering.GraphToLower, folder: Path) -> list[commands.Library]:
     """Lower a graph; returns a library for each target."""
     codes = [
         lowering.Code(folder / target.level / graph.key / "code.so", target.march, target._bits(), target.products or 0)

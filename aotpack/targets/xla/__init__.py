@@ -22,7 +22,7 @@ from aotpack_loader.errors import BuildError, UnsupportedError
 from aotpack_loader.format import media_types, schema
 from aotpack_loader.format.donations import of_backward, of_forward
 
-from ..._torch.aot_autograd import Decompositions
+from ..._torch.tracing.aot_autograd import Decompositions
 from ...writer.bundle import BlobStore, TargetEntry
 from ...writer.cache import CompileCache
 from ..base import Capabilities, GraphToCompile, Target

@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 from aotpack_loader.devices.generator import exchange_random_state, random_state
 from aotpack_loader.errors import Problem
 
-from ..._torch.aot_autograd import CALL_ON_COPIES
 from ..._torch.api.xla import has_kernel
+from ..._torch.tracing.aot_autograd import CALL_ON_COPIES
 from ...graph import source_line
 from .nested import CONTROL_FLOW, graphs_run_by, regions
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from ..._torch.aot_autograd import Decompositions
 from ..._torch.api.recurrent import lstm_layer
-from ..._torch.decompose import core_decompositions
+from ..._torch.tracing.aot_autograd import Decompositions
+from ..._torch.tracing.decompose import core_decompositions
 from . import attention, pools
 
 aten = torch.ops.aten

@@ -21,7 +21,7 @@ from aotpack_loader.devices.generator import exchange_random_state, random_state
 
 from ..._torch.api.fake_tensors import fake_mode_of
 from ..._torch.api.nodes import without_views
-from ..._torch.decompose import trace
+from ..._torch.tracing.decompose import trace
 from . import decompositions, pools
 from .nested import copy_of, regions
 

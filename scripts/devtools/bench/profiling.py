@@ -66,7 +66,7 @@ def _built(name: str, folder: Path) -> dict[str, Path]:
     path, options = MODELS[name]
     kinds = {"with events": contextlib.nullcontext()}
     if name in WITHOUT_EVENTS:
-        kinds["without"] = mock.patch("aotpack._torch.lowering.kernel_events", _no_events)
+        kinds["without"] = mock.patch("aotpack._torch.inductor.lowering.kernel_events", _no_events)
     bundles = {kind: folder / f"{name} {kind}.aotpack".replace(" ", "-") for kind in kinds}
     for kind, context in kinds.items():
         if not bundles[kind].exists():

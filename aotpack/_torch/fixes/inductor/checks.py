@@ -23,7 +23,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ...api.patching import attribute_set, patched, replaced
-from ...rows import ROWS, operator_of
+from ...api.rows import ROWS, operator_of
 
 _ID = "inductor-checks-end-the-process"
 MARK = "[aotpack check]"

@@ -1,0 +1,1 @@
+"""Compiles graphs ahead of time with AOTInductor."""

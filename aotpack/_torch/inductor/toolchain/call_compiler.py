@@ -1,0 +1,50 @@
+"""Compiles ``call.cpp``, the call library, against torch's headers.
+
+All bundles of one torch and Python share the file.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sysconfig
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+
+from . import CSRC
+
+SOURCE = CSRC / "call.cpp"
+_TORCH = Path(torch.__file__).parent
+_FLAGS = (
+    "-std=c++20",
+    "-O2",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-Wl,--strip-all",
+    "-Wl,--build-id=none",
+    "-Wl,-Bsymbolic-functions",
+)
+
+
+def call_library_fingerprint() -> dict[str, str]:
+    """What the library depends on besides its source and the toolchain."""
+    return {"flags": " ".join(_FLAGS), "python": EXTENSION_SUFFIXES[0]}
+
+
+def compile_call_library(output: Path) -> None:
+    """Compile the library to ``output``, for every processor of this architecture.
+
+    Raises:
+        OSError: there is no compiler.
+        subprocess.CalledProcessError: the compiler fails; ``stderr`` has its messages.
+    """
+    command = [os.environ.get("CXX") or "g++", *_FLAGS]
+    for include in (_TORCH / "include", _TORCH / "include/torch/csrc/api/include", Path(sysconfig.get_path("include"))):
+        command += ["-isystem", os.fspath(include)]
+    # The file contains no path of this machine: its bytes are the same everywhere.
+    command += [f"-ffile-prefix-map={_TORCH / 'include'}=torch/include", f"-ffile-prefix-map={SOURCE.parent}=."]
+    command += [os.fspath(SOURCE), "-o", os.fspath(output), f"-L{_TORCH / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"]
+    subprocess.run(command, check=True, capture_output=True, text=True)
