@@ -23,7 +23,6 @@ from aotpack_loader.devices import cpuinfo, operators
 from aotpack_loader.errors import AotpackError, BuildError, Problem
 from aotpack_loader.format import media_types, schema
 
-from ... import _torch
 from ..._torch.api import messages
 from ..._torch.api.process_copy import copies_are_made
 from ..._torch.fixes import applying
@@ -44,11 +43,8 @@ from .parts import in_parts
 _Files = dict[str, bytes]
 _FACTS = "layouts, own, constraints, imports"
 """Names of the facts that are stored with compiled code; part of the cache's key."""
-_SOURCES = (Path(_torch.__file__).parent, Path(__file__).parent.parent)
-"""Sources that decide which code a graph gets.
-
-Their hash and the applied torch fixes are part of the cache's key.
-"""
+_SOURCES = (Path(lowering.__file__).parent.parent, Path(__file__).parent.parent)
+"""Sources that decide which code a graph gets. Their hash and the applied fixes of torch are part of the cache's key."""
 
 
 @dataclass
