@@ -22,6 +22,7 @@ from aotpack_loader.errors import AotpackError, CaptureError, Problem, Unsupport
 from .._torch.api import checkpoint as checkpoints
 from .._torch.api import fake_tensors, messages
 from .._torch.api.asserted import AssertedArguments
+from .._torch.api.causal_masks import unknown_masks_kept
 from .._torch.api.averages import traced_averages
 from .._torch.api.distributions import asserted_distributions
 from .._torch.api.inference import traced_inference
@@ -214,6 +215,7 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         traced_random(exact=exact_random),
         AssertedArguments(),
         asserted_distributions(),
+        unknown_masks_kept(),
         unmoved_modules(),
         traced_averages(),
         traced_inference(),

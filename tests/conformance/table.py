@@ -19,6 +19,7 @@ from .cases import (
     identity,
     layouts,
     losses,
+    masks,
     metadata,
     mutation,
     numbers,
@@ -39,8 +40,16 @@ from .cases import (
 CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd.CASES, *state.CASES]
 CASES += [*shapes.CASES, *unbacked.CASES, *calling.CASES]
 CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]
-CASES += [*layouts.CASES, *compiled.CASES, *as_strided.CASES, *own_gradients.CASES, *sparse_gradients.CASES]
-CASES += [*gradient_writes.CASES, *hooked_views.CASES, *losses.CASES, *assignments.CASES, *metadata.CASES, *numbers.CASES]
+CASES += [*layouts.CASES, *compiled.CASES, *as_strided.CASES, *own_gradients.CASES, *sparse_gradients.CASES, *masks.CASES]
+CASES += [
+    *gradient_writes.CASES,
+    *hooked_views.CASES,
+    *losses.CASES,
+    *masks.CASES,
+    *assignments.CASES,
+    *metadata.CASES,
+    *numbers.CASES,
+]
 
 _NO_FRONT_END = "No front end could trace"
 

@@ -112,6 +112,13 @@ HOOKS = (
         ),
     ),
     Hook(
+        id="fake-causal-masks",
+        component="fake_tensor",
+        summary="Traces transformers with masks of unknown values, without the comparison with a causal mask.",
+        module="api.causal_masks",
+        patches=("torch.nn.modules.transformer._detect_is_causal_mask",),
+    ),
+    Hook(
         id="aot-own-gradients",
         component="aot_autograd",
         summary="Follows or refuses gradients that a model computes itself (`torch.autograd.grad`, `backward`).",
