@@ -22,8 +22,8 @@ from aotpack_loader.errors import AotpackError, CaptureError, Problem, Unsupport
 from .._torch.api import checkpoint as checkpoints
 from .._torch.api import fake_tensors, messages
 from .._torch.api.asserted import AssertedArguments
-from .._torch.api.causal_masks import unknown_masks_kept
 from .._torch.api.averages import traced_averages
+from .._torch.api.causal_masks import unknown_masks_kept
 from .._torch.api.distributions import asserted_distributions
 from .._torch.api.inference import traced_inference
 from .._torch.api.moves import unmoved_modules

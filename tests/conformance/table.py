@@ -41,15 +41,7 @@ CASES: list[Case] = [*mutation.CASES, *identity.CASES, *outputs.CASES, *autograd
 CASES += [*shapes.CASES, *unbacked.CASES, *calling.CASES]
 CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]
 CASES += [*layouts.CASES, *compiled.CASES, *as_strided.CASES, *own_gradients.CASES, *sparse_gradients.CASES, *masks.CASES]
-CASES += [
-    *gradient_writes.CASES,
-    *hooked_views.CASES,
-    *losses.CASES,
-    *masks.CASES,
-    *assignments.CASES,
-    *metadata.CASES,
-    *numbers.CASES,
-]
+CASES += [*gradient_writes.CASES, *hooked_views.CASES, *losses.CASES, *assignments.CASES, *metadata.CASES, *numbers.CASES]
 
 _NO_FRONT_END = "No front end could trace"
 
