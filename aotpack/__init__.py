@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from aotpack_loader import _collector
+from aotpack_loader import _process
 
 if TYPE_CHECKING:
     from aotpack_loader import AotpackError as AotpackError
@@ -53,7 +53,7 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with _collector.paused():  # the imports leave a million objects, and no garbage
+    with _process.collector_paused():  # the imports leave a million objects, and no garbage
         value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -15,6 +16,7 @@ from msgspec import structs
 from torch import nn
 
 import aotpack
+import aotpack_loader
 from aotpack._torch.inductor.toolchain import call_compiler, commands
 from aotpack.targets.cpu import call_library
 from aotpack_loader.archive.bundle import Bundle
@@ -336,3 +338,14 @@ def test_a_backward_outlives_its_model(digits_bundle: Path, digits_model: nn.Mod
     del loaded
     loss.backward()
     assert parameter.grad is not None
+
+
+def test_twins_exist_and_name_each_other() -> None:
+    """What native code computes as Python does is named there, and the module says that it has a twin."""
+    loader = Path(aotpack_loader.__file__).parent
+    twins = re.findall(r"(\S+\.py), (\w+)", " ".join(re.findall(r"// Twin: (.*)\.\n", call_compiler.SOURCE.read_text())))
+    assert len(twins) > 10
+    for file, name in twins:
+        text = (loader / file).read_text()
+        assert re.search(rf"^(class|def) {name}\b", text, re.MULTILINE), f"{file} has no {name}"
+        assert "``call.cpp`` has twins" in text, file

@@ -53,7 +53,7 @@ def test_loading_and_a_step_import_no_compiler(
 
 
 START = frozenset({
-    "", "_collector", "_heap", "_torch_compat", "errors", "loading", "options", "trust", "value",
+    "", "_process", "_torch_compat", "errors", "loading", "options", "trust", "value",
     "module", "module.edits", "module.frozen", "module.original_class", "module.outline", "module.own_class", "module.program",
     "module.submodules", "opening", "opening.documents", "opening.from_record", "opening.record_files", "opening.recording",
     "archive", "archive.bundle", "archive.cache", "archive.checked", "archive.digest", "archive.layout", "archive.manifests",
@@ -181,7 +181,7 @@ def test_examples_and_tests_are_out_of_a_fresh_process_reach(fresh_process: Fres
 
 
 SOURCES = sorted(Path(aotpack_loader.__file__).parent.rglob("*.py"))
-FOREIGN = {"_heap", "_symbols", "exchange"}
+FOREIGN = {"_process", "_symbols", "exchange"}
 """The modules that use ctypes: mallopt and renameat2 of the C library, and which names torch's own library exports."""
 HELPERS = {"credentials"}
 """The module that runs the credential helpers which the user's own Docker configuration names."""

@@ -42,7 +42,7 @@ from ..writer.cache import CompileCache
 from ..writer.weights import write_weights
 from . import check as checking
 from . import classes, documents, finish, reopen
-from .collector import eased
+from .collector import gc_tuned_for_build
 from .context import BuildContext, Example
 from .materials import Material, materials_of
 from .options import Options, RandomMode
@@ -195,7 +195,7 @@ def _traceable(run: Run, example: Example, options: Options) -> Iterator[Example
     warmed = _warmed(run, example.model, args, kwargs, options)
     with (
         emptied_caches(),
-        eased(),
+        gc_tuned_for_build(),
         without_gpus(),
         open_dataclasses((args, kwargs)),
         warmed as model,
@@ -331,7 +331,14 @@ def compile_bundle(
     fixes = _checked_torch(run, chosen, allow_untested_torch)
     if tune:
         finish.tune(run, chosen)
-    with eased(), without_gpus(), Bundle.open(bundle) as opened, free_sizes(), _sizes_fixed(), BlobStore(out) as store:
+    with (
+        gc_tuned_for_build(),
+        without_gpus(),
+        Bundle.open(bundle) as opened,
+        free_sizes(),
+        _sizes_fixed(),
+        BlobStore(out) as store,
+    ):
         reopen.refuse_present(opened, chosen)
         opened = reopen.program_for(opened, chosen)
         trusted = decide_trust(opened.digest, trust, opened)

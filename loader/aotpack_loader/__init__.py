@@ -15,7 +15,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import _collector
+from . import _process
 
 if TYPE_CHECKING:
     from .errors import AotpackError as AotpackError
@@ -42,7 +42,7 @@ def __getattr__(name: str) -> Any:
     """Import on first use: reading a bundle's documents needs no torch."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with _collector.paused():
+    with _process.collector_paused():
         value = getattr(import_module(f".{_HOME[name]}", __name__), name)
     globals()[name] = value
     return value

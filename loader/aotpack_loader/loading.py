@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Literal
 
-from . import _collector
+from . import _process
 from .opening import from_record
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def load(
     """
     given = dict(locals())
     del given["bundle"]
-    with _collector.paused():
+    with _process.collector_paused():
         if module := from_record.load(bundle, given):
             return module
         from .opening.documents import load_with  # not needed for a bundle whose start is recorded

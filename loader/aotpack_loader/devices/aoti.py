@@ -1,6 +1,8 @@
 """AOTInductor code: shared libraries over torch's C shim, run by torch's own runner.
 
 :mod:`aotpack_loader.trust` alone decides whether they may run, before this module is used.
+
+``call.cpp`` has twins of functions here.
 """
 
 from __future__ import annotations

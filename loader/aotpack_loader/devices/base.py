@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from .. import _heap
+from .. import _process
 from ..errors import AotpackError
 from ..format import schema
 
@@ -20,7 +20,7 @@ class CpuDevice:
 
     def adapted(self, program: schema.Program) -> schema.Program:
         """The program itself. Prepares the memory allocator for its calls."""
-        _heap.warm()
+        _process.keep_freed_memory()
         return program
 
     def moved(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:

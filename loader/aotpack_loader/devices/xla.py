@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from msgspec import structs
 
-from .. import _heap
+from .. import _process
 from ..archive.bundle import Bundle
 from ..errors import AotpackError, CorruptBundleError, Problem, TargetError
 from ..format import schema
@@ -171,7 +171,7 @@ class XlaDevice:
             raise TargetError(f"There is no device {device}.", hint=f"torch_xla has {', '.join(map(str, found)) or 'no device'}.")
         self.device = wanted[0]
         if compat.is_cpu():  # a thread of torch_xla allocates the memory of each computation and its results
-            _heap.keep_of_threads()
+            _process.keep_heaps_of_threads()
         self._compat, self._bundle, self._target = compat, bundle, target
         self._computations = target.xla
         self._takes_state = False

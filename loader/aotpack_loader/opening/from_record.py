@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from .. import _collector, _heap
+from .. import _process
 from .._torch_compat import backward_is_compiled
 from ..archive import cache
 from ..archive.layout import Layout, open_layout
@@ -99,7 +99,7 @@ def _from_record(path: str, layout: Layout, backend: str | None, trust: str | Co
     opened = _open(layout, root, record["code"], rest)
     if opened is None:
         return None
-    _heap.warm()
+    _process.keep_freed_memory()
     tensors = _tensors(layout, record["tensors"])
     library, codes = opened
     calls = {name: _call(name, described, library, codes, tensors, rest) for name, described in record["methods"].items()}
@@ -135,7 +135,7 @@ class _Rest:
             if self._read is None:
                 from .documents import complete  # a usual start and its steps need none of it
 
-                with _collector.paused():
+                with _process.collector_paused():
                     self._read = complete(self._layout, self._digest, self._target)
             return self._read
 

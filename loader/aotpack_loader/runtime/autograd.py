@@ -1,4 +1,4 @@
-"""Connects a method to autograd: its forward and backward executables become one node of the autograd graph."""
+"""Connects a method to autograd as one node of its graph. ``call.cpp`` has twins of functions here."""
 
 from __future__ import annotations
 

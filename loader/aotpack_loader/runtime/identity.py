@@ -2,6 +2,8 @@
 
 Only methods that write compare memory; other methods are correct for every pattern. Arguments that
 shared memory at build become one base in the graph (:mod:`.bases`).
+
+``call.cpp`` has twins of functions here.
 """
 
 from __future__ import annotations

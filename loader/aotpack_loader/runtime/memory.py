@@ -1,4 +1,7 @@
-"""Address ranges of tensors, and whether two tensors share a byte."""
+"""Address ranges of tensors, and whether two tensors share a byte.
+
+``call.cpp`` has twins of functions here.
+"""
 
 from __future__ import annotations
 

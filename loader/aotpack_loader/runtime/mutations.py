@@ -1,4 +1,7 @@
-"""Writes what the forward graph computed back to the tensors that the model changed in place."""
+"""Writes what the forward graph computed back to the tensors that the model changed in place.
+
+``call.cpp`` has twins of functions here.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 // methods and calls. runtime/native.py makes the description of the method. spec/targets.md documents both functions of this
 // module.
 //
+// "Twin" names what computes the same in the loader's Python; a change of one is a change of both. Tests compare them on every
+// row of the conformance table.
+//
 // It reports no errors of arguments. If anything does not fit or is unusual, it returns None before any code has run. Then the
 // Python path makes the call or raises.
 
@@ -155,6 +158,7 @@ struct Executable {
 
 // A graph that runs in parts, as AotiSequence in devices/aoti.py does. Values are numbered: the inputs of the graph, then the
 // results of each call in turn.
+// Twin: devices/aoti.py, AotiSequence.
 struct Sequence {
   struct Call {
     size_t part;
@@ -198,6 +202,7 @@ struct Sequence {
 };
 
 // Makes several results of one tensor separate tensors, which share memory and version counter: autograd may treat them differently.
+// Twin: devices/aoti.py, _separate.
 variable_list separate(variable_list&& results) {
   for (auto result = results.begin(); result != results.end(); ++result) {
     const auto is_result = [&](const Tensor& earlier) { return earlier.is_same(*result); };
@@ -231,6 +236,7 @@ variable_list Executable::operator()(variable_list&& incoming) const {
 
 // ---------------------------------------------------------------- autograd
 
+// Twin: runtime/backward_inputs.py, Tangent.
 struct Tangent {
   size_t position; // index of a visible output
   at::ScalarType dtype;
@@ -288,6 +294,7 @@ Tensor readable(Tensor&& gradient) {
   return std::move(gradient);
 }
 
+// Twin: runtime/result_sources.py, Watch.
 // Runs before all hooks on outputs of a node. Raises if one of them should see the gradient of another output: the gradient of
 // an output does not pass the outputs that it is computed from.
 struct Between : torch::autograd::FunctionPreHook {
@@ -342,9 +349,11 @@ struct Between : torch::autograd::FunctionPreHook {
 };
 
 // The only autograd node of a call. Its backward returns gradients for the primals, in order.
+// Twin: runtime/autograd.py, _Step.
 struct Step : Node {
   Step(std::shared_ptr<const Differentiable> method, edge_list&& edges) : Node(std::move(edges)), method_(std::move(method)) {}
 
+  // Twin: runtime/autograd.py, _save.
   void save(const variable_list& primals, const variable_list& outputs) {
     for (auto [kind, position] : method_->saved) {
       if (kind == Kept::unchecked) {
@@ -419,6 +428,7 @@ struct Step : Node {
 
  private:
   // The backward's saved inputs, in order. Afterwards only these references hold them, unless the graph is retained.
+  // Twin: runtime/autograd.py, _unpack.
   variable_list unpack() {
     std::lock_guard<std::mutex> lock(mutex_);
     variable_list checked, found;
@@ -465,6 +475,7 @@ struct Step : Node {
   }
 
   // Gradients under create_graph: their values can be used; differentiating them again raises.
+  // Twin: runtime/refused_gradients.py, refuse_second_derivative.
   void refuse_another(variable_list& results, const edge_list& above) const {
     edge_list edges;
     for (const edge_list* all : {&next_edges(), &above}) {
@@ -545,6 +556,7 @@ c10::DispatchKeySet ordinary_keys() {
       c10::getAutocastRelatedKeySetFromBackend(cpu);
 }
 
+// Twin: runtime/inputs.py, TensorCheck; runtime/state.py, Expected.
 bool fits(const Expected& expected, PyObject* value, bool grad) {
   if (expected.constant) {
     PyObject* constant = expected.constant.ptr();
@@ -572,6 +584,7 @@ std::pair<const char*, const char*> span(const Tensor& tensor) {
   return {start, start + last * static_cast<int64_t>(tensor.element_size())};
 }
 
+// Twin: runtime/memory.py, overlap.
 bool may_overlap(const Tensor& a, const Tensor& b) {
   const auto [start, stop] = span(a);
   const auto [low, high] = span(b);
@@ -579,6 +592,7 @@ bool may_overlap(const Tensor& a, const Tensor& b) {
 }
 
 // Whether two tensors are views of one tensor, which counts the writes to either.
+// Twin: runtime/identity.py, _have_one_base.
 bool have_one_base(const Tensor& a, const Tensor& b) {
   return a.is_view() && b.is_view() && a._base().is_same(b._base());
 }
@@ -635,6 +649,7 @@ void attach(
 
 // Detaches outputs that eager returns as non-views, if the forward has returned a view or a primal instead. Autograd rejects
 // in-place changes of a node's result that is a view. Outputs that were one tensor stay one tensor.
+// Twin: runtime/views.py, detach_outputs.
 void own(const Method& method, const variable_list& primals, variable_list& outputs) {
   std::vector<std::pair<Tensor, Tensor>> made;
   for (size_t position : method.unviewed) {
@@ -650,6 +665,7 @@ void own(const Method& method, const variable_list& primals, variable_list& outp
 }
 
 // Runs the forward, and attaches the outputs that require a gradient to autograd.
+// Twin: runtime/autograd.py, Differentiable.
 variable_list run(const Method& method, const variable_list& primals, bool with_gradients) {
   if (!with_gradients) {
     at::AutoGradMode off(false);
@@ -698,6 +714,7 @@ bool is_plain_copy(const Tensor& to, const Tensor& from) {
       to.nbytes() <= kFewBytes;
 }
 
+// Twin: runtime/mutations.py, Mutations.
 void write_back(const Method& method, const variable_list& primals, const variable_list& outputs) {
   for (const Mutation& mutation : method.mutations) {
     const Tensor& owner = primals.at(mutation.primal);
