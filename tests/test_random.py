@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 import aotpack
 from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.devices.generator import exchange_random_state
 from aotpack_loader.devices.portable import PortableExecutable
 from aotpack_loader.errors import BuildError, CorruptBundleError, UnsupportedError, UnsupportedVersionError
 from aotpack_loader.format import schema
@@ -209,6 +210,22 @@ def test_a_state_that_is_none_is_refused() -> None:
     with pytest.raises(CorruptBundleError, match="random generator to an invalid state"):
         _run(nodes, [])
     assert torch.get_rng_state().shape == before.shape
+
+
+def test_a_state_that_would_read_past_itself_is_refused() -> None:
+    """torch takes 624 numbers left after the 624th, and then draws what is in memory behind the state."""
+    before = torch.get_rng_state()
+    state = before.clone()
+    state[8:24].view(torch.int32).copy_(torch.tensor([624, 1, 624, 0]))
+    torch.set_rng_state(state)  # torch takes it
+    torch.set_rng_state(before)
+    with pytest.raises(CorruptBundleError, match="random generator to an invalid state"):
+        exchange_random_state(state)
+    assert torch.equal(torch.get_rng_state(), before)
+    for count in (0, 1, 623, 624, 625):
+        torch.manual_seed(0)
+        torch.rand(count)
+        exchange_random_state(torch.get_rng_state())
 
 
 # ---------------------------------------------------------------- custom operators

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Final
 
 import torch
 
 from ..errors import CorruptBundleError
+
+_WORDS: Final = 624
+"""Numbers in the state of a Mersenne twister."""
 
 
 def random_state() -> torch.Tensor:
@@ -22,9 +26,15 @@ def exchange_random_state(state: torch.Tensor) -> torch.Tensor:
     """
     before = torch.get_rng_state()
     try:
+        state = state.clone()  # what was checked cannot change before it is used
         torch.set_rng_state(state)
-    except (RuntimeError, TypeError) as error:
+    except (AttributeError, RuntimeError, TypeError) as error:  # also of what is no tensor
         raise CorruptBundleError("A graph sets the random generator to an invalid state.") from error
+    # torch checks neither against the other: draws would read past the state, and return what is in memory there.
+    left, _, following, _ = state[8:24].view(torch.int32).tolist()
+    if left + following > _WORDS + 1:
+        torch.set_rng_state(before)
+        raise CorruptBundleError("A graph sets the random generator to an invalid state.")
     return before
 
 
