@@ -319,7 +319,7 @@ def test_a_trusted_bundle_runs_without_checks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["mlp", "control_flow", "attention"])
 def test_the_checks_of_untrusted_bundles_cost_trusted_ones_nothing(name: str) -> None:
     """No function of the modules that check operators is called by a load or a step of a trusted bundle."""
-    checks = {"untrusted.py", "rules.py", "sequence_rules.py", "allowed.py", "untrusted_calls.py"}
+    checks = {"untrusted.py", "rules.py", "plane_rules.py", "sequence_rules.py", "allowed.py", "untrusted_calls.py"}
 
     def called(trust: str | None) -> set[str]:
         found = set()
@@ -424,6 +424,19 @@ def test_honest_calls_pass_the_rules() -> None:
         ("replication_pad2d", [torch.ones(1, 3, 3), [2**63 - 1, 2**63 - 1, 0, 1]]),
         ("constant_pad_nd", [torch.ones(1), [2**40, 0]]),
         ("embedding_dense_backward", [torch.ones(1, 5), torch.tensor([-1]), 10, 1000000, True]),
+        ("nll_loss_backward", [torch.ones(2), torch.ones(2, 3), torch.full((2,), 255, dtype=torch.uint8), None, 0, -1,
+         torch.ones(())]),
+        # divided what both operands are once they have one type
+        ("lcm", [torch.tensor(2**31), torch.tensor([2**31 - 1], dtype=torch.int32)]),
+        ("fmod.Scalar", [torch.tensor([-(2**31)], dtype=torch.int32), 2**32 - 1]),
+        ("remainder.Tensor", [torch.tensor(2**31), torch.tensor([-1], dtype=torch.int32)]),
+        ("floor_divide", [torch.tensor([-(2**63)]), torch.tensor(-1).view(torch.uint64)]),
+        # did not end, or took much memory
+        ("special_zeta", [torch.ones(1) * 2, torch.tensor([-1e13 - 0.5])]),
+        ("polygamma", [3, torch.tensor([-1e13 - 0.5])]),
+        ("split.Tensor", [torch.ones(1).expand(2**20), torch.tensor(1)]),
+        ("tril_indices", [2**20, 2**20]),
+        ("slice_backward", [torch.ones(1), [2**40], 0, 0, 1, 1]),
     ],
 )  # fmt: skip
 def test_what_kernels_do_not_check(op: str, args: list[Any]) -> None:
@@ -431,6 +444,37 @@ def test_what_kernels_do_not_check(op: str, args: list[Any]) -> None:
     kwargs = {"output_size": 5} if op.startswith("repeat_interleave") else {}
     with pytest.raises((ValueError, IndexError)):
         implementation(name)(*args, **kwargs)
+
+
+def repeated(*shape: int) -> torch.Tensor:
+    """One element, seen as many: what lies behind it is not the tensor's."""
+    return torch.full((1,), 7.0).expand(*shape)
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        ("_scaled_dot_product_flash_attention_for_cpu", [*[torch.ones(1, 1, 4, 64)] * 2, repeated(1, 1, 4, 64)]),
+        ("_scaled_dot_product_flash_attention_for_cpu", [repeated(1, 1, 4, 64), torch.ones(1, 4, 64).expand(1, 1, 4, 64),
+         torch.ones(1, 1, 1, 64).expand(1, 1, 4, 64)]),
+        ("native_group_norm", [torch.ones(1, 64, 1), repeated(64), repeated(64), 1, 64, 1, 1, 1.0]),
+        ("native_group_norm_backward", [repeated(1, 64, 1), repeated(1, 64, 1), repeated(1, 1), repeated(1, 1), repeated(64), 1,
+         64, 1, 1, [True] * 3]),
+        ("native_layer_norm_backward", [repeated(64, 1), repeated(64, 1), [1], repeated(64, 1), repeated(64, 1), repeated(1),
+         repeated(1), [True] * 3]),
+        *[(f"{name}.dim", [repeated(64), 0]) for name in ("median", "nanmedian")],
+        *[(name, [repeated(64), *arguments]) for name, arguments in (("kthvalue", [3]), ("mode", []))],
+    ],
+)  # fmt: skip
+def test_kernels_that_do_not_look_at_strides(op: str, args: list[Any]) -> None:
+    """They read what lies behind the tensor, and returned it."""
+    run = implementation(f"aten.{op}" if "." in op else f"aten.{op}.default")
+    plain = [arg.contiguous() if isinstance(arg, torch.Tensor) else arg for arg in args]
+    found, wanted = (
+        [each for each in results if isinstance(each, torch.Tensor) and each.is_floating_point()]
+        for results in (run(*args), run(*plain))
+    )
+    torch.testing.assert_close(found, wanted)
 
 
 def test_integers_are_copied_before_they_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -648,6 +692,20 @@ def test_pieces_of_a_view_are_bounded(operator: str, arguments: list[Any]) -> No
         replay(torch.ones(1).expand(2**20), {}, {})
     small = schema.ViewStep(f"aten.{operator}", [min(arguments[0], 2)], select=0)
     assert replayer(0, schema.AliasResult([small], primal=0), set())(torch.ones(4), {}, {}).numel() in (1, 2)
+
+
+@pytest.mark.parametrize("digits", [-(2**62), 401])
+def test_a_number_is_not_rounded_to_many_digits(digits: int) -> None:
+    """Python computes 10 to that power."""
+    with pytest.raises(CorruptBundleError, match="more than 400 digits"):
+        operators.implementation("builtin.round")(1, digits)
+    assert operators.implementation("builtin.round")(1.26, 1) == 1.3
+
+
+def test_a_graph_returns_few_values(tmp_path: Path) -> None:
+    """9 KB took 8 GB of ``inspect``."""
+    path = changed(tmp_path / "m", lambda documents: documents.program["methods"]["infer"].update(num_outputs=250_000_000))
+    bounded(path, 5, "C14: a graph returns at most")
 
 
 def test_files_that_cannot_be_read() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from aotpack_loader.errors import CorruptBundleError
 from aotpack_loader.format import schema, subclasses
 
 from .describe import tensor_type
@@ -113,7 +114,10 @@ def _saved_values(method: schema.Method, backward: schema.Backward, graph: schem
     found: dict[str, bool] = {}
     for item in backward.saved:
         if isinstance(item, schema.SavedOutput):
-            output = graph.outputs[positions[item.output].start]
+            at = positions[item.output].start
+            if at >= len(graph.outputs):
+                raise CorruptBundleError(f"A forward graph has {len(graph.outputs)} outputs, and its method saves output {at}.")
+            output = graph.outputs[at]
             if isinstance(output, schema.ValueRef):
                 found[output.name] = item.donated
     return found

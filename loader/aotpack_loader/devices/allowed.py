@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from . import rules, sequence_rules
+from . import plane_rules, rules, sequence_rules
 from .rules import Rule
 
 _PLAIN: Final = """
@@ -36,33 +36,33 @@ _PLAIN: Final = """
     cat cauchy ceil celu channel_shuffle cholesky cholesky_inverse cholesky_solve clamp:Tensor,default
     clamp_max:Tensor,default clamp_min:Tensor,default clone col2im complex convolution copy copysign:Scalar,Tensor
     cos cosh count_nonzero:default,dim_IntList cummax cummin cumprod cumsum deg2rad detach detach_copy diag_embed
-    diagonal diagonal_backward diagonal_copy diagonal_scatter digamma dist div:Scalar,Tensor dot elu elu_backward
+    diagonal diagonal_copy diagonal_scatter digamma dist div:Scalar,Tensor dot elu elu_backward
     empty_like eq:Scalar,Tensor equal erf erfc erfinv exp exp2 expm1 exponential fill:Scalar,Tensor flip floor fmax
     fmin frac frexp:Tensor full_like ge:Scalar,Tensor gelu geometric geqrf glu glu_backward gt:Scalar,Tensor
-    hann_window hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward
-    hardtanh hardtanh_backward hash_tensor heaviside histc histogram:bin_ct,bins_tensor huber_loss
-    huber_loss_backward hypot i0 igamma igammac im2col isin:Tensor_Tensor isinf isnan isneginf isposinf kthvalue
+    hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward
+    hardtanh hardtanh_backward hash_tensor heaviside histogram:bins_tensor huber_loss
+    huber_loss_backward hypot i0 igamma igammac im2col isin:Tensor_Tensor isinf isnan isneginf isposinf
     ldexp:Tensor le:Scalar,Tensor leaky_relu leaky_relu_backward lerp:Scalar,Tensor lgamma lift_fresh
     lift_fresh_copy linalg_cholesky_ex linalg_cross linalg_eig linalg_householder_product linalg_inv_ex linalg_lstsq
     linalg_lu linalg_lu_factor_ex linalg_matrix_exp linalg_pinv:atol_rtol_tensor linalg_qr linalg_solve_triangular
     linalg_vector_norm log log10 log1p log2 log_normal log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2
     logcumsumexp logical_and logical_not logical_or logical_xor logit logit_backward logsumexp lt:Scalar,Tensor
     masked_fill:Scalar,Tensor max:default,dim max_pool2d_with_indices max_pool3d_with_indices maximum
-    mean:default,dim median:default,dim min:default,dim minimum mish mish_backward mm mode mse_loss
-    mse_loss_backward mul:Scalar,Tensor multinomial mv nan_to_num nanmedian:default,dim nansum narrow_copy
+    mean:default,dim median min:default,dim minimum mish mish_backward mm mse_loss
+    mse_loss_backward mul:Scalar,Tensor multinomial mv nan_to_num nanmedian nansum narrow_copy
     native_dropout native_dropout_backward native_layer_norm ne:Scalar,Tensor neg nextafter norm:ScalarOpt_dim
     normal:Tensor_Tensor,Tensor_float,float_Tensor,float_float normal_functional ones_like ormqr permute
     permute_copy pixel_shuffle pixel_unshuffle poisson polar pow:Scalar,Tensor_Scalar,Tensor_Tensor
     prod:default,dim_int rad2deg rand_like randint_like:default,low_dtype randn_like random:to reciprocal relu
     renorm roll rot90 round:decimals,default rrelu_with_noise_backward rrelu_with_noise_functional rsqrt
-    rsub:Scalar,Tensor scalar_tensor select:int select_backward select_scatter sgn sigmoid sigmoid_backward sign
-    signbit silu silu_backward sin sinc sinh slice:Tensor slice_backward slice_copy:Tensor slice_scatter
+    rsub:Scalar,Tensor scalar_tensor select:int select_scatter sgn sigmoid sigmoid_backward sign
+    signbit silu silu_backward sin sinc sinh slice:Tensor slice_copy:Tensor slice_scatter
     smooth_l1_loss smooth_l1_loss_backward soft_margin_loss soft_margin_loss_backward softplus softplus_backward
     softshrink softshrink_backward sort:default,stable special_airy_ai special_bessel_j0 special_bessel_j1
     special_bessel_y0 special_bessel_y1 special_entr special_erfcx special_i0e special_i1 special_i1e
     special_log_ndtr special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
     special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
-    special_spherical_bessel_j0 special_xlog1py special_zeta split_with_sizes split_with_sizes_copy sqrt
+    special_spherical_bessel_j0 special_xlog1py split_with_sizes split_with_sizes_copy sqrt
     squeeze:default,dim,dims squeeze_copy:default,dim stack std:correction std_mean:correction sub:Scalar,Tensor
     sum:default,dim_IntList sym_numel sym_size:int sym_storage_offset sym_stride:int t t_copy tan tanh tanh_backward
     threshold threshold_backward topk trace transpose:int transpose_copy:int triangular_solve tril triu trunc unfold
@@ -74,16 +74,23 @@ _PLAIN: Final = """
 
 _RULED: Final[list[tuple[Sequence[Rule], str]]] = [
     # Random indices into a plane, normalisation
-    ([rules.pool_backward(2)], "max_pool2d_with_indices_backward adaptive_max_pool2d_backward"),
-    ([rules.pool_backward(3)], "max_pool3d_with_indices_backward adaptive_max_pool3d_backward"),
-    ([rules.pool_backward(2)], "fractional_max_pool2d_backward"),
-    ([rules.pool_backward(3)], "fractional_max_pool3d_backward"),
-    ([rules.copied("random_samples"), rules.random_samples(2)], "fractional_max_pool2d"),
-    ([rules.copied("random_samples"), rules.random_samples(3)], "fractional_max_pool3d"),
-    ([rules.pool_backward(2, indices=None)], "_adaptive_avg_pool2d_backward avg_pool2d_backward"),
-    ([rules.pool_backward(3, indices=None)], "_adaptive_avg_pool3d_backward avg_pool3d_backward"),
-    ([rules.layer_norm_backward], "native_layer_norm_backward"),
-    ([rules.group_norm], "native_group_norm native_group_norm_backward"),
+    ([plane_rules.pool_backward(2)], "max_pool2d_with_indices_backward adaptive_max_pool2d_backward"),
+    ([plane_rules.pool_backward(3)], "max_pool3d_with_indices_backward adaptive_max_pool3d_backward"),
+    ([plane_rules.pool_backward(2)], "fractional_max_pool2d_backward"),
+    ([plane_rules.pool_backward(3)], "fractional_max_pool3d_backward"),
+    ([rules.copied("random_samples"), plane_rules.random_samples(2)], "fractional_max_pool2d"),
+    ([rules.copied("random_samples"), plane_rules.random_samples(3)], "fractional_max_pool3d"),
+    ([plane_rules.pool_backward(2, indices=None)], "_adaptive_avg_pool2d_backward avg_pool2d_backward"),
+    ([plane_rules.pool_backward(3, indices=None)], "_adaptive_avg_pool3d_backward avg_pool3d_backward"),
+    (
+        [rules.layer_norm_backward, rules.contiguous("grad_out", "input", "mean", "rstd", "weight", "bias")],
+        "native_layer_norm_backward",
+    ),
+    (
+        [rules.group_norm, rules.contiguous("grad_out", "input", "mean", "rstd", "weight", "bias")],
+        "native_group_norm native_group_norm_backward",
+    ),
+    ([rules.contiguous("self")], "kthvalue median:dim mode nanmedian:dim"),
     (
         [
             rules.channels("weight", "bias", "running_mean", "running_var"),
@@ -113,31 +120,31 @@ _RULED: Final[list[tuple[Sequence[Rule], str]]] = [
     ([rules.same_shape("grad_output", "self"), rules.same_dtype("grad_output", "self")], "gelu_backward"),
     # Padding and resampling
     (
-        [rules.padded],
+        [plane_rules.padded],
         "constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
         "replication_pad3d",
     ),
-    ([rules.pad_backward(1, reflects=True)], "reflection_pad1d_backward"),
-    ([rules.pad_backward(2, reflects=True)], "reflection_pad2d_backward"),
-    ([rules.pad_backward(3, reflects=True)], "reflection_pad3d_backward"),
-    ([rules.pad_backward(1, reflects=False)], "replication_pad1d_backward"),
-    ([rules.pad_backward(2, reflects=False)], "replication_pad2d_backward"),
-    ([rules.pad_backward(3, reflects=False)], "replication_pad3d_backward"),
-    ([rules.grid(2)], "grid_sampler_2d grid_sampler_2d_backward"),
-    ([rules.grid(3)], "grid_sampler_3d grid_sampler_3d_backward"),
+    ([plane_rules.pad_backward(1, reflects=True)], "reflection_pad1d_backward"),
+    ([plane_rules.pad_backward(2, reflects=True)], "reflection_pad2d_backward"),
+    ([plane_rules.pad_backward(3, reflects=True)], "reflection_pad3d_backward"),
+    ([plane_rules.pad_backward(1, reflects=False)], "replication_pad1d_backward"),
+    ([plane_rules.pad_backward(2, reflects=False)], "replication_pad2d_backward"),
+    ([plane_rules.pad_backward(3, reflects=False)], "replication_pad3d_backward"),
+    ([plane_rules.grid(2)], "grid_sampler_2d grid_sampler_2d_backward"),
+    ([plane_rules.grid(3)], "grid_sampler_3d grid_sampler_3d_backward"),
     (
-        [rules.antialiased],
+        [plane_rules.antialiased],
         "_upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward",
     ),
     (
-        [rules.scaled],
+        [plane_rules.scaled],
         "_upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d "
         "_upsample_nearest_exact2d_backward upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d "
         "upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward upsample_nearest1d "
         "upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d "
         "upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward",
     ),
-    ([rules.unfolded], "unfold_backward"),
+    ([plane_rules.unfolded], "unfold_backward"),
     # Distances, transforms, factors
     ([sequence_rules.pairs], "_pdist_forward _pdist_backward"),
     ([sequence_rules.distances], "_cdist_forward _cdist_backward"),
@@ -147,10 +154,10 @@ _RULED: Final[list[tuple[Sequence[Rule], str]]] = [
     ([sequence_rules.segments], "segment_reduce _segment_reduce_backward"),
     ([sequence_rules.recurrent], "mkldnn_rnn_layer"),
     (
-        [rules.no_overflow()],
+        [rules.no_overflow],
         "remainder:Scalar,Tensor,Scalar_Tensor fmod:Scalar,Tensor floor_divide:default div:Scalar_mode,Tensor_mode",
     ),
-    ([rules.no_least_integers("self", "other")], "gcd lcm"),
+    ([rules.no_least_integers], "gcd lcm"),
     # Indices
     (
         [rules.read_twice],
@@ -182,7 +189,11 @@ _RULED: Final[list[tuple[Sequence[Rule], str]]] = [
     ([sequence_rules.ctc], "_ctc_loss:default,Tensor _ctc_loss_backward:default,Tensor"),
     # Attention, convolution
     (
-        [sequence_rules.attention],
+        [
+            sequence_rules.attention,
+            rules.rows_apart("query", "key", "value", "grad_out", "out"),
+            rules.contiguous("logsumexp"),
+        ],
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward",
     ),
     ([sequence_rules.convolved], "convolution_backward"),
@@ -197,16 +208,21 @@ _RULED: Final[list[tuple[Sequence[Rule], str]]] = [
     ),
     ([rules.elements("size")], "empty_permuted empty_strided new_empty_strided expand_copy view_copy"),
     ([rules.elements("size"), rules.copied("self")], "nonzero_static"),
-    ([rules.elements("n", "m")], "eye:default,m randperm"),
+    ([rules.elements("n", "m")], "randperm"),
+    ([rules.product("n", "m")], "eye:default,m"),
     ([rules.elements("repeats")], "repeat"),
     (
         [rules.elements("steps")],
         "linspace:default,Scalar_Tensor,Tensor_Scalar,Tensor_Tensor logspace:default,Scalar_Tensor,Tensor_Scalar,Tensor_Tensor",
     ),
-    ([rules.elements("row", "col")], "tril_indices triu_indices"),
+    ([rules.product("row", "col")], "tril_indices triu_indices"),
+    ([rules.elements("input_sizes")], "select_backward slice_backward diagonal_backward"),
+    ([rules.elements("bins")], "histc histogram:bin_ct"),
+    ([rules.elements("window_length")], "hann_window"),
     ([rules.counted], "arange:default,start,start_step prims.iota"),
     ([rules.between("p", 1, 4096)], "mvlgamma"),
-    ([rules.between("n", 0, 1 << 20)], "polygamma"),
+    ([rules.between("n", 0, 1 << 20), rules.at_least("self", -(1 << 16))], "polygamma"),
+    ([rules.at_least("other", -(1 << 16))], "special_zeta"),
     ([rules.few_results("self", "dim")], "unbind:int split:Tensor unbind_copy:int split_copy:Tensor unsafe_split:Tensor"),
     ([rules.degrees], "special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v"),
     ([rules.degrees], "special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he"),

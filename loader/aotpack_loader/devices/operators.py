@@ -63,6 +63,8 @@ BUILTINS: dict[str, Callable[..., Any]] = {
 _LIMIT: Final = 2**63
 _NUMBERS: Final = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 _MAX_EXPONENT: Final = 64
+_MAX_DIGITS: Final = 400
+"""The least and the largest float have fewer."""
 
 
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,6 +80,8 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
                 raise _bad_builtin(name, operands, "an operand is no 64-bit number")
         if function is operator.pow and operands[1] > _MAX_EXPONENT and isinstance(operands[0], int):
             raise _bad_builtin(name, operands, f"the exponent is larger than {_MAX_EXPONENT}")
+        if function is round and len(operands) > 1 and abs(operands[1]) > _MAX_DIGITS:  # of 10**-digits
+            raise _bad_builtin(name, operands, f"it has more than {_MAX_DIGITS} digits")
         try:
             result = function(*operands)
         except (ArithmeticError, TypeError, ValueError) as error:

@@ -120,6 +120,16 @@ def elements(*names: str) -> Rule:
     return rule
 
 
+def product(*names: str) -> Rule:
+    """The product of these sizes is bounded, and a missing one is the first."""
+
+    def rule(given: Arguments) -> None:
+        found = [int(given[name]) if given.get(name) is not None else int(given[names[0]]) for name in names]
+        require(abs(math.prod(found)) <= MAX_ELEMENTS, f"{', '.join(names)} state {math.prod(found)} elements")
+
+    return rule
+
+
 def extents(name: str) -> Rule:
     """Each stated size is bounded, also if another is 0."""
 
@@ -135,9 +145,9 @@ def few_results(name: str, dim: str) -> Rule:
     """The tensor is taken apart into a bounded number of results, whatever their size."""
 
     def rule(given: Arguments) -> None:
-        value, at, step = given[name], given.get(dim) or 0, given.get("split_size", 1)
+        value, at, step = given[name], given.get(dim) or 0, int(given.get("split_size", 1))
         count = value.shape[at] if -value.dim() <= at < value.dim() else 0
-        pieces = count // max(step, 1) if isinstance(step, int) else len(step)
+        pieces = count // max(step, 1)
         require(pieces <= MAX_RESULTS, f"it has {pieces} results, the limit is {MAX_RESULTS}")
 
     return rule
@@ -158,33 +168,58 @@ def copied(*names: str) -> Rule:
     return rule
 
 
-def no_overflow(self: str = "self", other: str = "other") -> Rule:
+def no_overflow(given: Arguments) -> None:
     """Integers are not divided such that the processor refuses: the least one by minus one."""
+    dtype = torch.result_type(given["self"], given["other"])
+    if _has(given["other"], dtype, lambda: -1) and _has(given["self"], dtype, lambda: torch.iinfo(dtype).min):
+        raise ValueError("the least integer is divided by minus one")
+
+
+def no_least_integers(given: Arguments) -> None:
+    """No element is the least integer of its type, whose magnitude the type does not hold."""
+    dtype = torch.result_type(given["self"], given["other"])
+    if any(_has(given[name], dtype, lambda: torch.iinfo(dtype).min) for name in ("self", "other")):
+        raise ValueError("the least integer has no magnitude")
+
+
+def _has(value: Any, dtype: torch.dtype, wanted: Callable[[], int]) -> bool:
+    """Whether a number or tensor has an integer once it is converted to ``dtype``, as kernels convert it: 2**32 - 1 is -1."""
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool or not dtype.is_signed:
+        return False
+    return bool((torch.as_tensor(value, device="cpu").to(dtype) == wanted()).any())
+
+
+def contiguous(*names: str) -> Rule:
+    """The kernel gets these without gaps or repeated elements, because it does not look at their strides."""
 
     def rule(given: Arguments) -> None:
-        first, second = given[self], given[other]
-        if _has(second, lambda dtype: -1) and _has(first, lambda dtype: torch.iinfo(dtype).min):
-            raise ValueError("the least integer is divided by minus one")
+        for name in names:
+            if given.get(name) is not None:
+                given[name] = given[name].contiguous()
 
     return rule
 
 
-def _has(value: Any, wanted: Callable[[torch.dtype], int]) -> bool:
-    """Whether an integer, or a tensor of integers, has a value."""
-    if isinstance(value, torch.Tensor):
-        if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool or not value.dtype.is_signed:
-            return False
-        return bool((value == wanted(value.dtype)).any())
-    least = {wanted(dtype) for dtype in (torch.int8, torch.int16, torch.int32, torch.int64)}
-    return isinstance(value, int) and value in least
-
-
-def no_least_integers(*names: str) -> Rule:
-    """No element is the least integer of its type, whose magnitude the type does not hold."""
+def rows_apart(*names: str) -> Rule:
+    """The last dimension of these has no gaps, and what lies along the others does not overlap. Else the kernel gets copies."""
 
     def rule(given: Arguments) -> None:
-        if any(_has(given[name], lambda dtype: torch.iinfo(dtype).min) for name in names):
-            raise ValueError("the least integer has no magnitude")
+        for name in names:
+            value = given.get(name)
+            if value is not None and value.dim():
+                width = value.shape[-1]
+                others = [step for size, step in zip(value.shape[:-1], value.stride()[:-1], strict=True) if size > 1]
+                if value.stride(-1) != 1 or any(step < width for step in others):
+                    given[name] = value.contiguous()
+
+    return rule
+
+
+def at_least(name: str, least: int) -> Rule:
+    """No element is below ``least``: the kernel counts up from it."""
+
+    def rule(given: Arguments) -> None:
+        require(not bool((given[name] < least).any()), f"{name} has an element below {least}")
 
     return rule
 
@@ -242,113 +277,6 @@ def group_norm(given: Arguments) -> None:
     same_dtype("mean", "rstd")(given)
 
 
-# ---------------------------------------------------------------- pooling, padding, resampling
-
-
-def pool_backward(dims: int, *, indices: str | None = "indices") -> Rule:
-    """Gradient and indices have one shape, the leading one of the input, and indices are within a plane of it."""
-
-    def rule(given: Arguments) -> None:
-        value, gradient = given["self"], given["grad_output"]
-        require(value.dim() in (dims + 1, dims + 2) and gradient.dim() == value.dim(), "the numbers of dimensions differ")
-        require(gradient.shape[:-dims] == value.shape[:-dims], "the gradient has other leading sizes than the input")
-        require(gradient.dtype == value.dtype, "the gradient has another element type than the input")
-        require(0 not in value.shape[-dims:] and 0 not in gradient.shape[-dims:], "a plane is empty")
-        outer = given.get("output_size")
-        require(outer is None or [*outer] == [*gradient.shape[-dims:]], "output_size is not that of the gradient")
-        if indices is not None:
-            found = given[indices]
-            require(found.shape == gradient.shape and found.dtype == torch.int64, "the indices are not those of the gradient")
-            check_range(indices, found, math.prod(value.shape[-dims:]))
-
-    return rule
-
-
-def random_samples(dims: int) -> Rule:
-    """Samples are one for each plane and dimension, from 0 to below 1."""
-
-    def rule(given: Arguments) -> None:
-        value, samples = given["self"], given["random_samples"]
-        require(value.dim() in (dims + 1, dims + 2), "the input has another number of dimensions")
-        planes = (value.shape[0] if value.dim() == dims + 2 else 1, value.shape[-dims - 1], dims)
-        require(tuple(samples.shape) == planes and samples.dtype == value.dtype, f"random_samples are not {planes}")
-        require(bool(((samples >= 0) & (samples < 1)).all()), "random_samples are not from 0 to below 1")
-        sizes = [*given["kernel_size"], *given["output_size"]]
-        require(len(sizes) == 2 * dims and min(sizes) > 0, "kernel_size or output_size")
-
-    return rule
-
-
-def padded(given: Arguments) -> None:
-    """The padded size is bounded: kernels add up sizes without a look at what an integer holds."""
-    sizes, padding = list(given["self"].shape), [int(item) for item in given["padding" if "padding" in given else "pad"]]
-    for i, (low, high) in enumerate(zip(padding[::2], padding[1::2], strict=False)):
-        require(max(abs(low), abs(high)) <= MAX_ELEMENTS, f"the padding is {padding}")
-        if i < len(sizes):
-            sizes[-1 - i] += low + high
-    require(math.prod(max(size, 0) for size in sizes) <= MAX_ELEMENTS, f"the padded size is {sizes}")
-
-
-def pad_backward(dims: int, *, reflects: bool) -> Rule:
-    """The gradient is of the padded size, and the padding within what the input has."""
-
-    def rule(given: Arguments) -> None:
-        value, gradient, padding = given["self"], given["grad_output"], [int(item) for item in given["padding"]]
-        require(value.dim() in (dims + 1, dims + 2) and len(padding) == 2 * dims, "the numbers of dimensions differ")
-        require(gradient.dtype == value.dtype, "the gradient has another element type than the input")
-        expected = list(value.shape)
-        for i in range(dims):
-            low, high, extent = padding[2 * i], padding[2 * i + 1], value.shape[-1 - i]
-            limit = extent - 1 if reflects else MAX_ELEMENTS
-            require(extent > 0 and max(low, high) <= limit and min(low, high) > -extent, "the padding is too large")
-            expected[-1 - i] += low + high
-        require(min(expected[-dims:]) > 0 and list(gradient.shape) == expected, f"the gradient is not of shape {expected}")
-
-    return rule
-
-
-def grid(dims: int) -> Rule:
-    """Modes are known, and a gradient is of the shape of the result."""
-
-    def rule(given: Arguments) -> None:
-        value, points = given["input"], given["grid"]
-        require(value.dim() == dims + 2 == points.dim() and points.shape[-1] == dims, "the numbers of dimensions differ")
-        require(value.shape[0] == points.shape[0] and value.dtype == points.dtype, "input and grid do not go together")
-        require(given["interpolation_mode"] in range(3) and given["padding_mode"] in range(3), "the mode is unknown")
-        require(0 not in value.shape[2:], "a plane is empty")
-        gradient = given.get("grad_output")
-        if gradient is not None:
-            expected = (*value.shape[:2], *points.shape[1:-1])
-            require(
-                tuple(gradient.shape) == expected and gradient.dtype == value.dtype, f"grad_output is not of shape {expected}"
-            )
-
-    return rule
-
-
-def scaled(given: Arguments) -> None:
-    """An integer holds the positions in the input that a scale gives. Kernels ignore a scale that is not positive."""
-    last = max((int(item) for item in given["output_size"]), default=0)
-    for name in ("scales", "scales_d", "scales_h", "scales_w"):
-        scale = given.get(name)
-        if scale is not None and scale > 0:
-            require(last / scale <= MAX_ELEMENTS, f"{name} is {scale}, for an output of {last}")
-
-
-def unfolded(given: Arguments) -> None:
-    """The gradient is of the shape that unfolding the stated sizes gives."""
-    sizes, dim, extent, step = given["input_sizes"], given["dim"], given["size"], given["step"]
-    sizes = [int(item) for item in sizes]
-    require(0 < step < 2**31 and -len(sizes) <= dim < max(len(sizes), 1), "dim or step")
-    elements("input_sizes")(given)
-    if not sizes:
-        return
-    require(0 <= extent <= sizes[dim], "size")
-    expected = [*sizes, extent]
-    expected[dim % len(sizes)] = (sizes[dim] - extent) // step + 1
-    require(list(given["grad_in"].shape) == expected, f"grad_in is not of shape {expected}")
-
-
 # ---------------------------------------------------------------- what else is bounded
 
 
@@ -362,20 +290,6 @@ def softmax(given: Arguments) -> None:
     wanted, output = given["input_dtype"], given["output"].dtype
     require(output.is_floating_point, f"output has the element type {output}")
     require(wanted == output or (output == torch.float32 and wanted == torch.float16), f"input_dtype is {wanted}")
-
-
-def antialiased(given: Arguments) -> None:
-    """The stated sizes are those of the tensor, and scales are those that the sizes give."""
-    inner, outer = given.get("input_size"), [int(item) for item in given["output_size"]]
-    value = given["self"] if inner is None else given["grad_output"]
-    require(value.dim() == 4 and len(outer) == 2 and min(outer) > 0, "output_size")
-    sizes = list(value.shape) if inner is None else [int(item) for item in inner]
-    require(len(sizes) == 4 and min(sizes) > 0, "the input is empty")
-    if inner is not None:
-        require(list(value.shape) == [*sizes[:2], *outer], "grad_output is not of the output's size")
-    for name, extent, wanted in (("scales_h", sizes[2], outer[0]), ("scales_w", sizes[3], outer[1])):
-        scale = given.get(name)
-        require(scale is None or (scale > 0 and int(extent * scale) == wanted), f"{name} is {scale}, which the sizes do not give")
 
 
 def counted(given: Arguments) -> None:

@@ -23,6 +23,9 @@ _OF_A_RUN: Final = 30
 """What one run of a graph counts beside its nodes: about what it costs, so that a loop of few nodes ends soon, too."""
 
 
+_NUMBERS: Final = ("int", "SymInt", "float", "bool", "number", "Scalar")
+
+
 class Budget:
     """Counts the nodes that one call may still run."""
 
@@ -136,18 +139,28 @@ def _with_rules(
     Rules and function get copies of integers and truth values. Another thread that runs the bundle
     may write to the originals between the check and the use.
     """
-    positional, _ = operator_arguments.parameters(operator)
+    positional, named = operator_arguments.parameters(operator)
     names = [one.name for one in positional]
+    numbers = {one.name for one in named.values() if one.kind in _NUMBERS}
     defaults = {a.name: a.default_value for a in operator._schema.arguments if a.has_default_value()}
 
     def checked(**given: Any) -> Any:
-        filled = {**defaults, **{name: _own_integers(value) for name, value in given.items()}}
+        owned = {name: _own_integers(value) for name, value in given.items()}
+        for name in numbers & owned.keys():  # torch takes a tensor of one element for a number
+            owned[name] = _plain(owned[name])
+        filled = {**defaults, **owned}
         for rule in rules:
             rule(filled)
         return function(**{name: filled[name] for name in given})
 
     run = _with_tensors(checked, [(-1, name) for _, name in needed])
     return lambda *args, **kwargs: run(**dict(zip(names, args, strict=False)), **kwargs)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def _own_integers(value: Any) -> Any:

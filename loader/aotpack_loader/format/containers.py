@@ -21,13 +21,13 @@ def problems(program: schema.Program) -> Iterator[Problem]:
         for path in paths:
             if _node(method.inputs, path) is None:
                 yield Problem(f"{at}.outputs", f"C36: no argument is at {path}")
-        seen: list[list[int]] = []
+        seen = set[tuple[int, ...]]()
         for i, update in enumerate(method.updates):
             if len(update.path) < 2 or type(_node(method.inputs, update.path)) is not type(update.tree):
                 yield Problem(f"{at}.updates[{i}]", f"C36: no such container of the caller is at {update.path}")
-            if update.path in seen:
+            if tuple(update.path) in seen:
                 yield Problem(f"{at}.updates[{i}]", "C36: a container is changed twice")
-            seen.append(update.path)
+            seen.add(tuple(update.path))
         if _is_cyclic(method):
             yield Problem(f"{at}.updates", "C36: a container would hold itself")
         if (paths or method.updates) and CONTAINERS not in program.features:

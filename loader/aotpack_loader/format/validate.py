@@ -18,6 +18,8 @@ from .versions import AUTOCAST_VARIANTS
 MAX_DEPTH = 64
 """Of trees: no program nests as deeply."""
 MAX_SIZE = 2**62
+MAX_OUTPUTS = 2**20
+"""Of a graph. Its document could not hold many more."""
 RESERVED = frozenset({"aotpack", "training"})
 """Names a module of ours uses itself: no parameter may take them."""
 
@@ -148,6 +150,9 @@ def _method_problems(program: schema.Program) -> Iterator[Problem]:
             if key in served:
                 yield Problem(at, "C5: two methods serve the same mode")
             served.add(key)
+        if max(method.num_outputs, subclasses.num_backward_outputs(method.backward) if method.backward else 0) > MAX_OUTPUTS:
+            yield Problem(at, f"C14: a graph returns at most {MAX_OUTPUTS} values")
+            continue
         yield from _signature_problems(method, entries, at)
         yield from _expression_problems(method, at)
         if method.backward is not None:

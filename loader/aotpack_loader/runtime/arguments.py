@@ -13,7 +13,7 @@ from ..devices.literals import literal
 from ..errors import Problem
 from ..format import schema
 from ..format.interface import call_trees
-from .tree import MISSING, Flattener, count_leaves, flattener
+from .tree import MAX_KEY, MISSING, Flattener, count_leaves, flattener
 
 Describe = Callable[[Any], str]
 
@@ -117,7 +117,7 @@ def _given_twice(name: str) -> Problem:
 
 
 def _flatteners(trees: Sequence[schema.Tree], names: Sequence[str]) -> list[tuple[Flattener, int]]:
-    return [(flattener(tree, name), count_leaves(tree)) for tree, name in zip(trees, names, strict=True)]
+    return [(flattener(tree, name[:MAX_KEY]), count_leaves(tree)) for tree, name in zip(trees, names, strict=True)]
 
 
 def _flatten(flatten: Flattener, count: int, value: Any, leaves: list[Any], problems: list[Problem]) -> None:
