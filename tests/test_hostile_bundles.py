@@ -708,6 +708,24 @@ def test_a_graph_returns_few_values(tmp_path: Path) -> None:
     bounded(path, 5, "C14: a graph returns at most")
 
 
+@pytest.mark.parametrize("change", ["nested", "named"])
+def test_a_second_derivative_returns_tensors(tmp_path: Path, change: str) -> None:
+    """Its results became gradients as they were."""
+    documents = Documents(ROOT / "spec/vectors/v1/valid/second_derivatives/bundle.aotpack")
+    second = documents.program["methods"]["train.second"]
+    leaves = second["outputs"]["items"]
+    nested = {"type": "tuple", "items": [second["outputs"]]}
+    named = {"type": "dict", "keys": [str(i) for i in range(len(leaves))], "items": leaves}
+    second["outputs"] = nested if change == "nested" else named
+    (tmp_path / "m").write_bytes(pack(documents.files()))
+    model = aotpack.load(tmp_path / "m", backend="portable").train()
+    args, kwargs = bundles.arguments(model.aotpack.program.methods["train"])
+    results = [t for t in torch.utils._pytree.tree_leaves(model(*args, **kwargs)) if t.requires_grad]
+    leaves = [t for t in torch.utils._pytree.tree_leaves((args, kwargs, list(model.parameters()))) if t.requires_grad]
+    with pytest.raises(OperatorError, match="The backward graph returns"):
+        torch.autograd.grad(results, leaves, [torch.ones_like(t) for t in results], create_graph=True, allow_unused=True)
+
+
 def test_files_that_cannot_be_read() -> None:
     with pytest.raises(BundleError):
         aotpack.load("/proc/self/mem")
@@ -743,6 +761,22 @@ def test_a_failing_view_gives_sizes_back() -> None:
         Epilogue(method, restores=True)(CallValues([x], [x], [torch.ones(2, 2)]), {})
     assert x.tolist() == [0, 1, 2, 3], "both its elements and its sizes"
     assert x.shape == (4,)
+
+
+def test_a_failing_call_gives_back_what_lies_around_an_argument() -> None:
+    """As much as a write with other sizes reaches."""
+    geometry = schema.Geometry([4], [1])
+    method = schema.Method(
+        [], schema.TupleNode([]), [schema.TensorLeaf("args[0]", "float32", [2], [1])], schema.LeafNode(),
+        [schema.AliasResult([schema.ViewStep("aten.unsqueeze.default", [9])], primal=0)], [schema.InputPrimal(0)], GRAPH, 1,
+        mutations=[schema.Mutation(primal=0, output=0, kind="data_and_metadata", geometry=geometry)],
+    )  # fmt: skip
+    whole = torch.arange(6.0)
+    x = whole[2:4]
+    with pytest.raises(OperatorError, match="a view that torch refuses"):
+        Epilogue(method, restores=True)(CallValues([x], [x], [torch.ones(4)]), {})
+    assert whole.tolist() == [0, 1, 2, 3, 4, 5]
+    assert x.tolist() == [2, 3]
 
 
 # ---------------------------------------------------------------- fuzzing

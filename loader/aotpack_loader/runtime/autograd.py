@@ -24,7 +24,7 @@ from .views import detach_outputs, detached_outputs
 if TYPE_CHECKING:
     from .checks import Checks, Remembered
     from .second import Before, SecondDerivative
-    from .tangent_writes import Write, Writes
+    from .tangent_writes import Write
 
 Executable = Callable[[list[Any]], list[Any]]
 
@@ -238,11 +238,7 @@ def _gradients(ctx: Any, call: _Call, gradients: Sequence[torch.Tensor | None]) 
 
 
 def _computed_gradients(
-    ctx: Any,
-    call: _Call,
-    gradients: Sequence[torch.Tensor | None],
-    arguments: list[Any],
-    received: set[int],
+    ctx: Any, call: _Call, gradients: Sequence[torch.Tensor | None], arguments: list[Any], received: set[int]
 ) -> tuple[Any, ...]:
     """Run the backward graph on the unpacked saved values; ``received``: the tangents that are there."""
     method = call.method
@@ -253,21 +249,22 @@ def _computed_gradients(
     ]
     if method.second is not None and torch.is_grad_enabled():
         return (None, *_differentiated_again(call, method.second, tangents, received))
-    written = _writes(ctx, method, gradients, arguments) if method.tangent_writes else None
+    written = None
+    if method.tangent_writes:
+        from .tangent_writes import Writes  # few bundles have them
+
+        written = Writes(ctx, method.tangent_writes, gradients, arguments)
     arguments += tangents
-    results = _run(_backward_of(call), arguments, device)
-    if written is not None:
-        written.write(results)
+    results = computed = _run(_backward_of(call), arguments, device)
     if method.sparse:
         _make_sparse(results, call)
     if torch.is_grad_enabled():
         from .refused_gradients import refuse_second_derivative  # only under create_graph=True
 
         results = refuse_second_derivative(method.order, results, [*call.anchors, *_leaves(ctx), *_differentiable(gradients)])
-    if method.untrusted:
-        from .untrusted_calls import require_gradients  # not imported for trusted bundles
-
-        require_gradients(results, method.gradients, call.sizes)
+    _check_gradients(call, results, method.gradients)
+    if written is not None:
+        written.write(computed)
     # A primal that none of the received tangents reaches gets no gradient in eager, not zeros.
     for i, needed in enumerate(method.depends):
         if needed and not needed & received:
@@ -275,10 +272,11 @@ def _computed_gradients(
     return (None, *[None if position is None else results[position] for position in method.gradients])
 
 
-def _writes(ctx: Any, method: Differentiable, gradients: Sequence[torch.Tensor | None], saved: list[Any]) -> Writes:
-    from .tangent_writes import Writes  # few bundles have them
+def _check_gradients(call: _Call, results: Sequence[Any], positions: Sequence[int | None]) -> None:
+    if call.method.untrusted:
+        from .untrusted_calls import require_gradients  # not imported for trusted bundles
 
-    return Writes(ctx, method.tangent_writes, gradients, saved)
+        require_gradients(results, positions, call.sizes)
 
 
 def _make_sparse(results: list[Any], call: _Call) -> None:
@@ -296,7 +294,8 @@ def _differentiated_again(call: _Call, second: SecondDerivative, tangents: list[
     """The gradients, themselves differentiable (``create_graph=True``)."""
     method = call.method
     found = iter(second(call.primals, tangents, received, call.before))
-    values = [None if position is None else next(found) for position in method.gradients]
+    values = [None if position is None else next(found, None) for position in method.gradients]
+    _check_gradients(call, values, range(len(values)))
     for i, position in enumerate(method.gradients):
         if position is not None and method.depends and method.depends[position] and not method.depends[position] & received:
             values[i] = None

@@ -59,8 +59,9 @@ class Containers:
         leaves = _Leaves(iter(results), lambda path: _at(call, _keys(self._inputs, path)))
         result = self._build(leaves)
         contents = [update.build(leaves) for update in self._updates]
-        for update, content in zip(self._updates, contents, strict=True):
-            update.apply(_at(call, update.keys), content)
+        found = [_at(call, update.keys) for update in self._updates]  # before an update takes another one's path away
+        for update, container, content in zip(self._updates, found, contents, strict=True):
+            update.apply(container, content)
         return result
 
 

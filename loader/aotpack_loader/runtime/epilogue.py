@@ -32,7 +32,8 @@ class Epilogue:
         """``restores``: a call that fails here leaves the arguments as they were, at the price of copies of what it writes to."""
         self._checks = checks
         self._restores = restores
-        self._written = sorted({mutation.primal for mutation in method.mutations})
+        self._written = dict.fromkeys(sorted(mutation.primal for mutation in method.mutations), False)
+        self._written |= {each.primal: True for each in method.mutations if each.kind in ("resize", "data_and_metadata")}
         self._mutate = Mutations(method)
         results = with_origins(method.results)
         wanted = shared_values(results)
@@ -49,7 +50,7 @@ class Epilogue:
             return self._apply(values, environment)
         from .untrusted_calls import Copy, refused  # not imported for trusted bundles
 
-        copies = [Copy(values.primals[primal]) for primal in self._written]
+        copies = [Copy(values.primals[primal], whole) for primal, whole in self._written.items()]
         try:
             return self._apply(values, environment)
         except Exception as error:

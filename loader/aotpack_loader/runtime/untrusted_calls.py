@@ -11,17 +11,20 @@ from ..errors import AotpackError, OperatorError
 
 
 class Copy:
-    """The elements, sizes and strides of a tensor before a call writes to it."""
+    """The elements, sizes and strides of a tensor before a call writes to it. ``whole``: of all of its storage."""
 
-    def __init__(self, owner: torch.Tensor) -> None:
+    def __init__(self, owner: torch.Tensor, whole: bool) -> None:
         self._owner, self._values = owner, owner.detach().clone()
         self._geometry = owner.shape, owner.stride(), owner.storage_offset()
+        self._bytes = owner.untyped_storage().clone() if whole else None
 
     def restore(self) -> None:
         """Give the tensor what it had."""
         with torch.no_grad():
             if (self._owner.shape, self._owner.stride(), self._owner.storage_offset()) != self._geometry:
                 self._owner.as_strided_(*self._geometry)
+            if self._bytes is not None:
+                self._owner.untyped_storage().resize_(self._bytes.nbytes()).copy_(self._bytes)
             self._owner.detach().copy_(self._values)
 
 
