@@ -64,7 +64,7 @@ GROUPS = (
         "starts",
         "loader",
         'Recorded starts, the cache of code, `check="full"`, trust',
-        _files("check checks code_cache collector faults recorded_start trust"),
+        _files("builds_to_one_path check checks code_cache collector faults recorded_start trust"),
         slow=True,
     ),
     Group(
