@@ -255,16 +255,18 @@ def _computed_gradients(
 
         written = Writes(ctx, method.tangent_writes, gradients, arguments)
     arguments += tangents
-    results = computed = _run(_backward_of(call), arguments, device)
+    results = _run(_backward_of(call), arguments, device)
+    if not method.sparse:
+        _check_gradients(call, results, method.gradients)  # before the caller's gradients are written to
+    if written is not None:
+        written.write(results)  # also copies results that share memory with them
     if method.sparse:
         _make_sparse(results, call)
+        _check_gradients(call, results, method.gradients)
     if torch.is_grad_enabled():
         from .refused_gradients import refuse_second_derivative  # only under create_graph=True
 
         results = refuse_second_derivative(method.order, results, [*call.anchors, *_leaves(ctx), *_differentiable(gradients)])
-    _check_gradients(call, results, method.gradients)
-    if written is not None:
-        written.write(computed)
     # A primal that none of the received tangents reaches gets no gradient in eager, not zeros.
     for i, needed in enumerate(method.depends):
         if needed and not needed & received:
