@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import threading
@@ -18,6 +19,7 @@ from support.archive import Documents, digest_of, pack, write_tiny
 from support.releases import TORCH
 
 import aotpack
+import aotpack_loader
 from aotpack_loader.archive import compression
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.manifests import require_few_targets
@@ -25,8 +27,9 @@ from aotpack_loader.archive.weights import read_header
 from aotpack_loader.devices import allowed, operators, untrusted
 from aotpack_loader.devices.portable import PortableExecutable, UntrustedExecutable
 from aotpack_loader.devices.untrusted import implementation
-from aotpack_loader.errors import BundleError, CorruptBundleError, OperatorError, Problem, TrustError
+from aotpack_loader.errors import AotpackError, BundleError, CorruptBundleError, OperatorError, Problem, TrustError
 from aotpack_loader.format import codec, media_types, schema, validate
+from aotpack_loader.replay import random_inputs
 from aotpack_loader.runtime.epilogue import Epilogue
 from aotpack_loader.runtime.views import CallValues, replayer
 from devtools.fuzz import bundles, escapes, page
@@ -437,6 +440,21 @@ def test_honest_calls_pass_the_rules() -> None:
         ("split.Tensor", [torch.ones(1).expand(2**20), torch.tensor(1)]),
         ("tril_indices", [2**20, 2**20]),
         ("slice_backward", [torch.ones(1), [2**40], 0, 0, 1, 1]),
+        ("masked_scatter_backward", [torch.ones(1), torch.ones(1, dtype=torch.bool), [2**40]]),
+        ("bincount", [torch.ones(2, dtype=torch.int64), None, 2**40]),
+        ("diag_embed", [torch.ones(2), 2**22]),
+        ("multinomial", [torch.ones(2), 2**40, True]),
+        *[(f"upsample_{kind}2d", [torch.ones(1, 1, 2, 2), [2**20, 2**20], *more])
+          for kind, more in (("nearest", []), ("bilinear", [False]))],
+        ("upsample_nearest1d_backward", [torch.ones(1, 1, 1), [1], [1, 1, 2**40]]),
+        ("max_unpool2d", [torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1, dtype=torch.int64), [2**20, 2**20]]),
+        ("col2im", [torch.ones(1, 1, 1), [2**20, 2**20], [1, 1], [1, 1], [0, 0], [1, 1]]),
+        ("im2col", [torch.ones(1, 1, 2, 2), [1, 1], [1, 1], [2**20, 2**20], [1, 1]]),
+        *[("convolution", [torch.ones(1, 1, 2, 2), torch.ones(1, 1, 1, 1), None, *more]) for more in (
+            [[1, 1], [2**20, 2**20], [1, 1], False, [0, 0], 1],
+            [[2**20, 2**20], [2**20, 2**20], [1, 1], False, [0, 0], 1],
+            [[2**20, 2**20], [0, 0], [1, 1], True, [0, 0], 1])],
+        *[(name, [torch.ones(1, 2, 2), [2**16, 2**16]]) for name in ("adaptive_max_pool2d", "_adaptive_avg_pool2d")],
     ],
 )  # fmt: skip
 def test_what_kernels_do_not_check(op: str, args: list[Any]) -> None:
@@ -706,6 +724,62 @@ def test_a_graph_returns_few_values(tmp_path: Path) -> None:
     """9 KB took 8 GB of ``inspect``."""
     path = changed(tmp_path / "m", lambda documents: documents.program["methods"]["infer"].update(num_outputs=250_000_000))
     bounded(path, 5, "C14: a graph returns at most")
+
+
+def test_a_long_name_of_a_method_is_spelled_once(tmp_path: Path) -> None:
+    """9 MB took 10 s: each path in the document had the name."""
+
+    def change(documents: Documents) -> None:
+        method = documents.program["methods"].pop("infer")
+        method["results"] *= 20_000
+        method["outputs"] = {"type": "tuple", "items": [{"type": "leaf"}] * 20_000}
+        documents.program["methods"]["m" * (8 << 20)] = method
+
+    path = changed(tmp_path / "m", change)
+    start = time.process_time()
+    Bundle.open(path).close()
+    assert time.process_time() - start < 5
+
+
+def test_attributes_are_none_of_pythons_own(tmp_path: Path) -> None:
+    attributes = {"__deepcopy__": 7, "_aotpack_adapters": 7, "width": 3}
+
+    def change(documents: Documents) -> None:
+        documents.program["modules"] = [{"name": "", "kind": 0, "attributes": attributes}]
+        documents.program["module_classes"] = [{"name": "a.B", "base": "Module", "names": []}]
+        documents.program["pretrained"] = {"attributes": attributes}
+
+    loaded = aotpack.load(changed(tmp_path / "m", change))
+    assert loaded.width == 3
+    assert copy.deepcopy(loaded).width == 3
+    with pytest.raises(AotpackError, match="no bundle of a model with adapters"):
+        aotpack_loader.save_adapter(loaded, tmp_path / "adapter")
+
+
+def test_inputs_are_not_made_of_any_size(tmp_path: Path) -> None:
+    def change(documents: Documents) -> None:
+        documents.program["methods"]["infer"]["leaves"][0].update(shape=[2**40, 2**20], stride=[1, 1])
+
+    with Bundle.open(changed(tmp_path / "m", change)) as bundle, pytest.raises(AotpackError, match=r"no memory .* args\[0\]"):
+        random_inputs(bundle.program, bundle.program.methods["infer"], seed=0)
+
+
+def test_a_compiled_caller_writes_what_the_bundle_records(tmp_path: Path) -> None:
+    """The write was part of the caller's graph, and ended in an error of torch's about sizes."""
+    write_tiny(tmp_path / "m", tensors=[("buffer", torch.ones(5))])
+    documents = Documents(tmp_path / "m")
+    entry = {"name": "buffer", "kind": "buffer", "dtype": "float32", "shape": [5], "stride": [1], "storage": "buffer"}
+    documents.program["state"].append(entry)
+    method = documents.program["methods"]["infer"]
+    method["primals"].append({"type": "buffer", "name": "buffer"})
+    method["mutations"] = [{"primal": 2, "output": 0}]
+    regraph(documents, lambda graph: (graph["inputs"].append("b"), graph["input_values"].append(TENSOR | {"shape": [5]})))
+    (tmp_path / "m").write_bytes(pack(documents.files()))
+    loaded = aotpack.load(tmp_path / "m").eval()
+    for call in (loaded, torch.compile(lambda x: loaded(x), backend="eager")):
+        with torch.no_grad(), pytest.raises(AotpackError, match="The size of tensor"):
+            call(torch.ones(4))
+    assert torch.equal(loaded.buffer, torch.ones(5))
 
 
 @pytest.mark.parametrize("change", ["nested", "named"])

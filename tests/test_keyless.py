@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -132,6 +133,10 @@ def test_the_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, [*words, "--trusted-root", str(tmp_path / "bad")])
     assert result.exit_code == 1
     assert "cannot be used" in result.output
+    os.mkfifo(tmp_path / "fifo")  # was opened, and waited for a writer
+    result = CliRunner().invoke(main, [*words, "--trusted-root", str(tmp_path / "fifo")])
+    assert result.exit_code == 1
+    assert "is no file" in result.output
 
 
 def test_without_the_library_there_is_a_hint(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import torch
 from .archive.bundle import Bundle
 from .archive.weights import CODES, View, WeightMap
 from .devices.literals import literal
-from .errors import CorruptBundleError
+from .errors import AotpackError, CorruptBundleError
 from .format import expressions, schema
 from .format import subclasses as held
 from .runtime.modes import as_built
@@ -180,6 +180,7 @@ def random_inputs(
 
     Raises:
         SubclassError: some are of a class that is not among ``subclasses``.
+        AotpackError: there is no memory for them.
     """
     generator = torch.Generator("cpu").manual_seed(seed)
     sizes = _sizes(method)
@@ -196,7 +197,7 @@ def random_inputs(
         if leaf.subclass is not None:
             parts = [(part.dtype, part.shape) for part in held.stored_parts(leaf.subclass)]
         values = [
-            _random([expressions.evaluate(size, sizes) for size in shape], getattr(torch, dtype), generator)
+            _random(leaf.path, [expressions.evaluate(size, sizes) for size in shape], getattr(torch, dtype), generator)
             for dtype, shape in parts
         ]
         leaves.append(_rebuilt(leaf, values, sizes, classes))
@@ -204,10 +205,13 @@ def random_inputs(
     return args, kwargs
 
 
-def _random(shape: list[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape, generator=generator, device="cpu").to(dtype)
-    return torch.randint(0, 2, shape, generator=generator, device="cpu").to(dtype)
+def _random(path: str, shape: list[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    try:
+        if dtype.is_floating_point or dtype.is_complex:
+            return torch.randn(shape, generator=generator, device="cpu").to(dtype)
+        return torch.randint(0, 2, shape, generator=generator, device="cpu").to(dtype)
+    except RuntimeError as error:
+        raise AotpackError(f"There is no memory for the argument {path}, of the shape {tuple(shape)}.") from error
 
 
 def _method(program: schema.Program) -> schema.Method:

@@ -222,7 +222,16 @@ def test_an_adapter_that_does_not_fit_changes_nothing(build: Callable[..., Any],
 
 @pytest.mark.parametrize(
     "change",
-    [{"configs": {"../x": {}}}, {"active": ["other"]}, {"entries": 3}, {"more": 1}, {"base": 4}, {"signature": [["x"]]}],
+    [
+        {"configs": {"../x": {}}},
+        {"active": ["other"]},
+        {"entries": 3},
+        {"more": 1},
+        {"base": 4},
+        {"signature": [["x"]]},
+        {"entries": {"other": {}}},
+        {"active": [], "base": "base_model.model"},
+    ],
 )
 def test_recorded_adapters_that_are_none_are_refused(change: Options) -> None:
     from aotpack.model.interface import _data

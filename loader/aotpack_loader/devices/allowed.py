@@ -34,14 +34,14 @@ _PLAIN: Final = """
     binary_cross_entropy_with_logits bitwise_and:Scalar,Tensor bitwise_left_shift:Tensor bitwise_not
     bitwise_or:Scalar,Tensor bitwise_right_shift:Tensor bitwise_xor:Scalar,Tensor block_diag bmm bucketize:Tensor
     cat cauchy ceil celu channel_shuffle cholesky cholesky_inverse cholesky_solve clamp:Tensor,default
-    clamp_max:Tensor,default clamp_min:Tensor,default clone col2im complex convolution copy copysign:Scalar,Tensor
-    cos cosh count_nonzero:default,dim_IntList cummax cummin cumprod cumsum deg2rad detach detach_copy diag_embed
+    clamp_max:Tensor,default clamp_min:Tensor,default clone complex copy copysign:Scalar,Tensor
+    cos cosh count_nonzero:default,dim_IntList cummax cummin cumprod cumsum deg2rad detach detach_copy
     diagonal diagonal_copy diagonal_scatter digamma dist div:Scalar,Tensor dot elu elu_backward
     empty_like eq:Scalar,Tensor equal erf erfc erfinv exp exp2 expm1 exponential fill:Scalar,Tensor flip floor fmax
     fmin frac frexp:Tensor full_like ge:Scalar,Tensor gelu geometric geqrf glu glu_backward gt:Scalar,Tensor
     hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward
     hardtanh hardtanh_backward hash_tensor heaviside histogram:bins_tensor huber_loss
-    huber_loss_backward hypot i0 igamma igammac im2col isin:Tensor_Tensor isinf isnan isneginf isposinf
+    huber_loss_backward hypot i0 igamma igammac isin:Tensor_Tensor isinf isnan isneginf isposinf
     ldexp:Tensor le:Scalar,Tensor leaky_relu leaky_relu_backward lerp:Scalar,Tensor lgamma lift_fresh
     lift_fresh_copy linalg_cholesky_ex linalg_cross linalg_eig linalg_householder_product linalg_inv_ex linalg_lstsq
     linalg_lu linalg_lu_factor_ex linalg_matrix_exp linalg_pinv:atol_rtol_tensor linalg_qr linalg_solve_triangular
@@ -49,7 +49,7 @@ _PLAIN: Final = """
     logcumsumexp logical_and logical_not logical_or logical_xor logit logit_backward logsumexp lt:Scalar,Tensor
     masked_fill:Scalar,Tensor max:default,dim max_pool2d_with_indices max_pool3d_with_indices maximum
     mean:default,dim median min:default,dim minimum mish mish_backward mm mse_loss
-    mse_loss_backward mul:Scalar,Tensor multinomial mv nan_to_num nanmedian nansum narrow_copy
+    mse_loss_backward mul:Scalar,Tensor mv nan_to_num nanmedian nansum narrow_copy
     native_dropout native_dropout_backward native_layer_norm ne:Scalar,Tensor neg nextafter norm:ScalarOpt_dim
     normal:Tensor_Tensor,Tensor_float,float_Tensor,float_float normal_functional ones_like ormqr permute
     permute_copy pixel_shuffle pixel_unshuffle poisson polar pow:Scalar,Tensor_Scalar,Tensor_Tensor
@@ -161,11 +161,14 @@ _RULED: Final[list[tuple[Sequence[Rule], str]]] = [
     # Indices
     (
         [rules.read_twice],
-        "_unsafe_index:Tensor _unsafe_index_put bincount gather index:Tensor index_add index_copy "
-        "index_fill:int_Scalar,int_Tensor index_put index_reduce index_select masked_scatter masked_scatter_backward "
-        "masked_select max_unpool2d max_unpool3d put scatter:reduce,src,value,value_reduce scatter_add "
+        "_unsafe_index:Tensor _unsafe_index_put gather index:Tensor index_add index_copy "
+        "index_fill:int_Scalar,int_Tensor index_put index_reduce index_select masked_scatter masked_select put "
+        "scatter:reduce,src,value,value_reduce scatter_add "
         "scatter_reduce:two searchsorted:Tensor take",
     ),
+    ([rules.elements("minlength")], "bincount"),
+    ([rules.elements("sizes")], "masked_scatter_backward"),
+    ([plane_rules.planes], "max_unpool2d max_unpool3d"),
     ([rules.copied("self")], "nonzero"),
     ([rules.in_range("indices", rules.size("weight"))], "embedding"),
     (
@@ -196,10 +199,11 @@ _RULED: Final[list[tuple[Sequence[Rule], str]]] = [
         ],
         "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward",
     ),
+    ([sequence_rules.convolution], "convolution"),
     ([sequence_rules.convolved], "convolution_backward"),
     # Sizes that a graph states
     (
-        [rules.extents("output_size")],
+        [rules.extents("output_size"), plane_rules.planes],
         "adaptive_max_pool2d adaptive_max_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d",
     ),
     (
@@ -215,6 +219,10 @@ _RULED: Final[list[tuple[Sequence[Rule], str]]] = [
         [rules.elements("steps")],
         "linspace:default,Scalar_Tensor,Tensor_Scalar,Tensor_Tensor logspace:default,Scalar_Tensor,Tensor_Scalar,Tensor_Tensor",
     ),
+    ([plane_rules.planes], "col2im"),
+    ([plane_rules.columns], "im2col"),
+    ([plane_rules.diagonals], "diag_embed"),
+    ([rules.elements("num_samples")], "multinomial"),
     ([rules.product("row", "col")], "tril_indices triu_indices"),
     ([rules.elements("input_sizes")], "select_backward slice_backward diagonal_backward"),
     ([rules.elements("bins")], "histc histogram:bin_ct"),

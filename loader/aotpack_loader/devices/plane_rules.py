@@ -71,6 +71,31 @@ def pad_backward(dims: int, *, reflects: bool) -> Rule:
     return rule
 
 
+def planes(given: Arguments) -> None:
+    """The result, which has planes of the stated size, is bounded."""
+    value, sizes = given["self"], [int(item) for item in given["output_size"]]
+    count = math.prod([*value.shape[: -len(sizes)], *map(abs, sizes)])
+    require(count <= MAX_ELEMENTS, f"output_size {sizes} states {count} elements, the limit is {MAX_ELEMENTS}")
+
+
+def diagonals(given: Arguments) -> None:
+    """The result of ``diag_embed`` is bounded: a square for each row, larger by the offset."""
+    value = given["self"]
+    require(value.dim() > 0, "the input has no dimension")
+    edge = value.shape[-1] + abs(int(given["offset"]))
+    require(math.prod(value.shape[:-1]) * edge * edge <= MAX_ELEMENTS, f"squares of {edge} elements are too large")
+
+
+def columns(given: Arguments) -> None:
+    """The result of ``im2col`` is bounded: a column for each place of the window in the padded plane."""
+    value, windows = given["self"], 1
+    for extent, window, dilation, padding, stride in zip(
+        value.shape[-2:], *(map(int, given[name]) for name in ("kernel_size", "dilation", "padding", "stride")), strict=False
+    ):
+        windows *= window * max((extent + 2 * padding - dilation * (window - 1) - 1) // max(stride, 1) + 1, 0)
+    require(math.prod(value.shape[:-2]) * abs(windows) <= MAX_ELEMENTS, f"the result has more than {MAX_ELEMENTS} elements")
+
+
 def grid(dims: int) -> Rule:
     """Modes are known, and a gradient is of the shape of the result."""
 
@@ -91,7 +116,11 @@ def grid(dims: int) -> Rule:
 
 
 def scaled(given: Arguments) -> None:
-    """An integer holds the positions in the input that a scale gives. Kernels ignore a scale that is not positive."""
+    """The result is bounded, and an integer holds the positions in the input that a scale gives.
+
+    Kernels ignore a scale that is not positive.
+    """
+    elements("input_size")(given) if "input_size" in given else planes(given)
     last = max((int(item) for item in given["output_size"]), default=0)
     for name in ("scales", "scales_d", "scales_h", "scales_w"):
         scale = given.get(name)
@@ -120,6 +149,7 @@ def antialiased(given: Arguments) -> None:
     require(value.dim() == 4 and len(outer) == 2 and min(outer) > 0, "output_size")
     sizes = list(value.shape) if inner is None else [int(item) for item in inner]
     require(len(sizes) == 4 and min(sizes) > 0, "the input is empty")
+    elements("input_size")(given) if inner is not None else planes(given)
     if inner is not None:
         require(list(value.shape) == [*sizes[:2], *outer], "grad_output is not of the output's size")
     for name, extent, wanted in (("scales_h", sizes[2], outer[0]), ("scales_w", sizes[3], outer[1])):

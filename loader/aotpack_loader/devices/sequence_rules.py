@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .rules import Arguments, check_range, require, same_dtype, same_shape
+from .rules import MAX_ELEMENTS, Arguments, check_range, require, same_dtype, same_shape
 
 
 def pairs(given: Arguments) -> None:
@@ -306,14 +306,39 @@ def attention(given: Arguments) -> None:
         require(tuple(sums.shape) == (batch, heads, rows) and sums.dtype == working, "logsumexp is not one for each row")
 
 
+def convolution(given: Arguments) -> None:
+    """The result and the padded input are bounded."""
+    require(given["input"].dim() == given["weight"].dim(), "the numbers of dimensions differ")
+    shape = _convolved(given)
+    padded = [
+        size + 2 * around
+        for size, around in zip(given["input"].shape[2:], _spread(given["padding"], len(shape) - 2), strict=True)
+    ]
+    for sizes in (shape, [*given["input"].shape[:2], *padded]):
+        require(
+            math.prod(max(size, 1) for size in sizes) <= MAX_ELEMENTS, f"the result or the padded input has the shape {sizes}"
+        )
+
+
 def convolved(given: Arguments) -> None:
     """The gradient is of the shape that the convolution gives."""
     value, weight, gradient = given["input"], given["weight"], given["grad_output"]
     same_dtype("input", "weight", "grad_output")(given)
+    require(weight.dim() == value.dim() == gradient.dim(), "the numbers of dimensions differ")
+    require(0 not in weight.shape, "the weight is empty")
+    expected = _convolved(given)
+    require(list(gradient.shape) == expected, f"grad_output is not of shape {expected}")
+    bias = given.get("bias_sizes")
+    require(bias is None or list(bias) in ([expected[1]], [0], []), "bias_sizes")
+
+
+def _convolved(given: Arguments) -> list[int]:
+    """The shape that a convolution of these arguments gives."""
+    value, weight = given["input"], given["weight"]
     dims = value.dim() - 2
-    require(dims in (1, 2, 3) and weight.dim() == value.dim() == gradient.dim(), "the numbers of dimensions differ")
+    require(dims in (1, 2, 3), "the input has another number of dimensions")
     groups, transposed = int(given["groups"]), bool(given["transposed"])
-    require(groups > 0 and 0 not in weight.shape, "groups or weight")
+    require(groups > 0, "groups")
     stride, padding, dilation, added = (
         _spread(given[name], dims) for name in ("stride", "padding", "dilation", "output_padding")
     )
@@ -329,9 +354,7 @@ def convolved(given: Arguments) -> None:
             expected.append((value.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + kernel + added[i])
         else:
             expected.append(math.floor((value.shape[2 + i] + 2 * padding[i] - kernel) / stride[i]) + 1)
-    require(list(gradient.shape) == expected, f"grad_output is not of shape {expected}")
-    bias = given.get("bias_sizes")
-    require(bias is None or list(bias) in ([outer], [0], []), "bias_sizes")
+    return expected
 
 
 def _spread(value: Any, count: int) -> list[int]:

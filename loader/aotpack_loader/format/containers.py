@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .. import text
 from ..errors import Problem
 from . import schema
 from .versions import CONTAINERS
@@ -13,7 +14,7 @@ from .versions import CONTAINERS
 def problems(program: schema.Program) -> Iterator[Problem]:
     """C36: the paths of ``given`` nodes and updates exist, and the program declares the feature."""
     for name, method in program.methods.items():
-        at = f"$.methods[{name!r}]"
+        at = f"$.methods[{text.shown(name)}]"
         if holds_given(method.inputs):
             yield Problem(f"{at}.inputs", "C36: an argument is a node of type `given`")
         trees: list[schema.Tree] = [method.outputs, *(update.tree for update in method.updates)]

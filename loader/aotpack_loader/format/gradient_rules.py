@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..errors import Problem
+from ..text import shown
 from . import schema
 from .versions import SPARSE_GRADIENTS, TANGENT_WRITES
 
@@ -12,7 +13,7 @@ from .versions import SPARSE_GRADIENTS, TANGENT_WRITES
 def problems(program: schema.Program) -> Iterator[Problem]:
     """C38 and C39. Either also needs its feature declared."""
     for name, method in program.methods.items():
-        backward, at = method.backward, f"$.methods[{name!r}]"
+        backward, at = method.backward, f"$.methods[{shown(name)}]"
         if backward is None:
             continue
         if backward.sparse:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..errors import Problem
+from ..text import shown
 from . import schema
 from .subclasses import data_problem
 
@@ -19,7 +20,7 @@ def problems(program: schema.Program) -> Iterator[Problem]:
     known = {module.name: module for module in program.modules}
     for name, method in program.methods.items():
         for path in method.flags.keys() - (known.keys() - {""}):
-            yield Problem(f"$.methods[{name!r}].flags", f"N4: {path!r} is no submodule")
+            yield Problem(f"$.methods[{shown(name)}].flags", f"N4: {path!r} is no submodule")
     if not program.modules:
         return
     broken = [*_order_problems(program), *_class_problems(program)]
@@ -89,7 +90,7 @@ def _class_problems(program: schema.Program) -> Iterator[Problem]:
             yield Problem(f"$.modules[{i}].kind", f"N1: there are {len(program.module_classes)} classes")
         for name, value in module.attributes.items():
             if problem := data_problem(value):
-                yield Problem(f"$.modules[{i}].attributes[{name!r}]", f"N1: its value {problem}")
+                yield Problem(f"$.modules[{i}].attributes[{shown(name)}]", f"N1: its value {problem}")
 
 
 def _state_problems(program: schema.Program, known: Mapping[str, schema.Module]) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..errors import Problem
+from ..text import shown
 from . import schema
 
 MAX_DEPTH = 16
@@ -91,7 +92,7 @@ def located_subclasses(state: Sequence[schema.StateEntry], methods: Mapping[str,
         if entry.subclass is not None:
             yield f"$.state[{i}].subclass", entry.subclass
     for name, method in methods.items():
-        yield from of_method(method, f"$.methods[{name!r}]")
+        yield from of_method(method, f"$.methods[{shown(name)}]")
 
 
 def of_method(method: schema.Method, at: str) -> Iterator[Placed]:
@@ -166,7 +167,7 @@ def problems(program: schema.Program) -> Iterator[Problem]:
             yield Problem(f"$.state[{i}]", "K3: a plain tensor has a storage")
     entries = {entry.name: entry for entry in program.state}
     for name, method in program.methods.items():
-        yield from _method_problems(method, entries, f"$.methods[{name!r}]")
+        yield from _method_problems(method, entries, f"$.methods[{shown(name)}]")
 
 
 def _state_problems(entry: schema.StateEntry, subclass: schema.Subclass, at: str) -> Iterator[Problem]:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 from ..errors import CorruptBundleError, Problem
+from ..text import shown
 from . import containers, expressions, interface, modules, schema, subclasses
 from .interface import call_trees
 from .versions import AUTOCAST_VARIANTS
@@ -68,7 +69,7 @@ def _tree_problems(program: schema.Program) -> Iterator[Problem]:
     for name, method in program.methods.items():
         changed = schema.TupleNode([update.tree for update in method.updates])
         for part, tree in (("inputs", method.inputs), ("outputs", method.outputs), ("updates", changed)):
-            at = f"$.methods[{name!r}].{part}"
+            at = f"$.methods[{shown(name)}].{part}"
             level, depth = [tree], 0
             while level and depth <= MAX_DEPTH:
                 for node in level:
@@ -144,7 +145,7 @@ def _method_problems(program: schema.Program) -> Iterator[Problem]:
     if not program.methods:
         yield Problem("$.methods", "C5: a program has at least one method")
     for name, method in program.methods.items():
-        at = f"$.methods[{name!r}]"
+        at = f"$.methods[{shown(name)}]"
         for mode in method.serves:
             key = mode.training, mode.grad, method.autocast if variants else None
             if key in served:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -11,6 +11,7 @@ from ..devices.literals import literal
 from ..errors import AotpackError
 from ..format import schema
 from ..format.traits import Trait, traits_of, unsupported
+from ..text import shown
 
 SUPPORTED: Final = frozenset(
     {Trait.AUTOCAST, Trait.DERIVATIVE, Trait.FROM_START, Trait.INTEGER_ARGUMENTS, Trait.NESTED_ARGUMENTS}
@@ -47,7 +48,8 @@ def _signature(bundle: Bundle, method: schema.Method) -> MethodSignature:
     backward = None if method.backward is None else bundle.graph(method.backward.graph)
     outputs, gradients = _values(forward), [] if backward is None else _values(backward)
     names = tuple(primal.name for primal in method.primals if isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal)))
-    obstacle = _obstacle(bundle, method, [*outputs, *gradients])
+    entries = {entry.name: entry for entry in bundle.program.state}
+    obstacle = _obstacle(method, entries, outputs, gradients)
     if obstacle:
         return MethodSignature(obstacle, names, (), (), None, outputs, gradients)
     mutations = tuple((names.index(_name(method, one.primal)), one.output) for one in method.mutations)
@@ -55,11 +57,19 @@ def _signature(bundle: Bundle, method: schema.Method) -> MethodSignature:
     return MethodSignature("", names, mutations, results, _tree(method.outputs), outputs, gradients)
 
 
-def _obstacle(bundle: Bundle, method: schema.Method, values: Sequence[Any]) -> str:
+def _obstacle(
+    method: schema.Method, entries: Mapping[str, schema.StateEntry], outputs: Sequence[Any], gradients: Sequence[Any]
+) -> str:
     """What operators without side effects cannot do for a method; empty if there is nothing."""
-    if reason := unsupported(traits_of(method, {entry.name: entry for entry in bundle.program.state}), SUPPORTED):
+    if reason := unsupported(traits_of(method, entries), SUPPORTED):
         return reason
-    return "" if all(isinstance(value, schema.TensorValue) for value in values) else "its graphs have results that are no tensors"
+    if not all(isinstance(value, schema.TensorValue) for value in [*outputs, *gradients]):
+        return "its graphs have results that are no tensors"
+    for one in method.mutations:
+        entry, value = entries[_name(method, one.primal)], outputs[one.output]
+        if (entry.shape, entry.dtype) != (value.shape, value.dtype):
+            return f"it writes a tensor of another shape or dtype to {shown(entry.name)}"
+    return ""
 
 
 def _name(method: schema.Method, primal: int) -> str:

@@ -79,7 +79,8 @@ def _are_sound(adapters: Adapters) -> bool:
     return (
         all(type(name) is str and name and not set(name) & set("./\\\0") for name in names)  # they name folders
         and all(type(values) is dict for values in adapters.configs.values())
-        and set(adapters.active) <= adapters.configs.keys()
+        and {*adapters.active, *adapters.entries} <= adapters.configs.keys()
+        and (adapters.active or adapters.base is None)
         and all(type(text) is str for text in [*pairs, *([] if adapters.base is None else [adapters.base])])
         and all(rows)
     )
@@ -126,6 +127,8 @@ def save_adapter(program: nn.Module, folder: str | Path, adapter: str | None = N
             "This is no bundle of a model with adapters of peft.",
             hint="Save the trained parameters: {name: p for name, p in model.named_parameters() if p.requires_grad}.",
         )
+    if adapter is None and not adapters.active:
+        raise AotpackError("No adapter of this bundle is active.", hint=f"Name one of {', '.join(adapters.configs)}.")
     _save(program, adapters, Path(folder), adapters.active[0] if adapter is None else adapter, None)
 
 
@@ -281,7 +284,12 @@ def _base_model(self: Any) -> nn.Module:
 
 def _show_signature(base: nn.Module, rows: list[list[Any]], accepts: object) -> None:
     forward = FunctionType(Submodule.forward.__code__, Submodule.forward.__globals__, "forward")
-    vars(forward)["__signature__"] = signature_of([ParameterOutline(*row) for row in rows])
+    try:
+        vars(forward)["__signature__"] = signature_of([ParameterOutline(*row) for row in rows])
+    except (TypeError, ValueError) as error:
+        raise CorruptBundleError(
+            f"The recorded parameters of the model below the adapters are none: {shown(str(error))}."
+        ) from error
     kind, seen = type(base), base.__class__
     body: dict[str, Any] = {"__module__": __name__, "forward": forward}
     if accepts is not None:

@@ -242,7 +242,7 @@ class Watched(nn.Module):
     def _aotpack_watch(self, edits: Edits, path: str, known: Mapping[str, Any]) -> None:
         """Start to check edits."""
         ours = _ANY_MODULE.union(vars(self)) if known else ()
-        shown = {name: value for name, value in known.items() if name not in ours and not name.startswith("_aotpack")}
+        shown = {name: value for name, value in known.items() if name not in ours and not name.startswith(("_aotpack", "__"))}
         known = {name: frozen(value, _join(path, name)) for name, value in shown.items()}
         vars(self).update(known)
         vars(self).update(_aotpack_path=path, _aotpack_known=known, _aotpack_held=set(), _modules=Submodules(path))

@@ -10,6 +10,7 @@ import copy
 from typing import Any, NoReturn, Self
 
 from ..errors import EditError, Problem
+from ..text import shown
 
 
 def refusal(path: str, message: str, hint: str) -> EditError:
@@ -28,7 +29,7 @@ class _Frozen:
     aotpack_path: str
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        message = f"cannot be changed in place: it was {self!r} at the build, and is compiled in"
+        message = f"cannot be changed in place: it was {shown(self)} at the build, and is compiled in"
         raise refusal(self.aotpack_path, message, "Change the model itself, and build the bundle again.")
 
     def _refuse_operator(self, other: Any) -> Self:
@@ -69,7 +70,7 @@ def frozen(value: Any, path: str) -> Any:
     if isinstance(value, list):
         made = FrozenList(frozen(item, f"{path}[{i}]") for i, item in enumerate(value))
     elif isinstance(value, dict):
-        made = FrozenDict({key: frozen(item, f"{path}[{key!r}]") for key, item in value.items()})
+        made = FrozenDict({key: frozen(item, f"{path}[{shown(key)}]") for key, item in value.items()})
     elif type(value) is tuple:
         return tuple(frozen(item, f"{path}[{i}]") for i, item in enumerate(value))
     else:

@@ -198,7 +198,7 @@ def _is_recorded(name: str) -> bool:
 
     Names of torch's modules, of programs and of Python's protocol are excluded.
     """
-    return not hasattr(LoadedProgram, name) and not name.startswith("__") and not names_code(name)
+    return not hasattr(LoadedProgram, name) and not name.startswith(("__", "_aotpack")) and not names_code(name)
 
 
 class _Configured:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from ..errors import Problem
 from ..format import schema
+from ..text import shown
 
-MAX_KEY: Final = 200
-"""Characters of a key that a path shows."""
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
 """Stands for a leaf that the caller did not give; a problem has been reported for it."""
 
@@ -36,10 +35,10 @@ def leaf_paths(tree: schema.Tree, path: str) -> list[str]:
     if isinstance(tree, schema.GivenNode):
         return []
     if isinstance(tree, schema.RecordNode):
-        steps = [f".{field}" for field in tree.fields]
+        steps = [f".{field[:60]}" for field in tree.fields]
     else:
         keys = tree.keys if isinstance(tree, schema.DictNode) else range(len(tree.items))
-        steps = [_step(key) for key in keys]
+        steps = [f"[{shown(key)}]" for key in keys]
     return [leaf for step, item in zip(steps, tree.items, strict=True) for leaf in leaf_paths(item, path + step)]
 
 
@@ -60,11 +59,6 @@ def flattener(tree: schema.Tree, path: str) -> Flattener:
     if isinstance(tree, schema.RecordNode):
         return _record_flattener(tree, path)
     return _sequence_flattener(tree, path)
-
-
-def _step(key: str | int) -> str:
-    """A key in a path. A bundle may have keys of any length, and each leaf below has a path."""
-    return f"[{key[:MAX_KEY]!r}…]" if isinstance(key, str) and len(key) > MAX_KEY else f"[{key!r}]"
 
 
 def _fail(count: int, path: str, message: str, leaves: list[Any], problems: list[Problem]) -> None:
@@ -91,7 +85,9 @@ def _sequence_flattener(tree: schema.TupleNode | schema.ListNode, path: str) -> 
 
 def _mapping_flattener(tree: schema.DictNode, path: str) -> Flattener:
     keys = tree.keys
-    parts = [(key, flattener(item, path + _step(key)), count_leaves(item)) for key, item in zip(keys, tree.items, strict=True)]
+    parts = [
+        (key, flattener(item, f"{path}[{shown(key)}]"), count_leaves(item)) for key, item in zip(keys, tree.items, strict=True)
+    ]
     known, total = set(keys), count_leaves(tree)
 
     def flatten(value: Any, leaves: list[Any], problems: list[Problem]) -> None:
@@ -101,7 +97,7 @@ def _mapping_flattener(tree: schema.DictNode, path: str) -> Flattener:
             if key in value:
                 part(value[key], leaves, problems)
             else:
-                _fail(size, path + _step(key), "missing", leaves, problems)
+                _fail(size, f"{path}[{shown(key)}]", "missing", leaves, problems)
         if len(value) != len(known):
             problems += [Problem(f"{path}[{key!r}]", "unexpected") for key in value if key not in known]
         return None
@@ -111,7 +107,7 @@ def _mapping_flattener(tree: schema.DictNode, path: str) -> Flattener:
 
 def _record_flattener(tree: schema.RecordNode, path: str) -> Flattener:
     parts = [
-        (field, flattener(item, f"{path}.{field}"), count_leaves(item))
+        (field, flattener(item, f"{path}.{field[:60]}"), count_leaves(item))
         for field, item in zip(tree.fields, tree.items, strict=True)
     ]
 
@@ -122,7 +118,7 @@ def _record_flattener(tree: schema.RecordNode, path: str) -> Flattener:
             elif hasattr(value, field):
                 part(getattr(value, field), leaves, problems)
             else:
-                _fail(size, f"{path}.{field}", f"missing on the {type(value).__name__} given", leaves, problems)
+                _fail(size, f"{path}.{field[:60]}", f"missing on the {type(value).__name__} given", leaves, problems)
         others = [key for key in value if key not in known] if isinstance(value, Mapping) else tree.none_fields
         for name in others:
             given = value[name] if isinstance(value, Mapping) else getattr(value, name, None)

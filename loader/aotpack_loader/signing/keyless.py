@@ -58,6 +58,8 @@ def read_root(path: Path | None, *, offline: bool) -> Verifier:
     """
     try:
         if path is not None:
+            if not path.is_file():  # opening a FIFO would wait
+                raise AotpackError(f"The trusted root {path} is no file.")
             return Verifier(trusted_root=TrustedRoot.from_file(str(path)))
         return Verifier.production(offline=offline)
     except OSError as error:
