@@ -7,17 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.archive import write_tiny
+from support.archive import verified_digest, write_tiny
 
 from aotpack.writer import destination
-from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AotpackError
-
-
-def digest_of(path: Path) -> str:
-    with Bundle.open(path) as bundle:
-        bundle.verify()
-        return bundle.digest
 
 
 @pytest.mark.parametrize("layout", ["file", "directory"])
@@ -41,7 +34,7 @@ def test_four_processes(tmp_path: Path, layout: Any) -> None:
     opened = 0
     while children:
         try:
-            assert digest_of(out) in digests
+            assert verified_digest(out) in digests
             opened += 1
         except AotpackError:
             assert layout == "directory"
@@ -50,7 +43,7 @@ def test_four_processes(tmp_path: Path, layout: Any) -> None:
             assert status == 0
             children.remove(done)
     assert opened
-    assert digest_of(out) in digests
+    assert verified_digest(out) in digests
     assert sorted(os.listdir(tmp_path)) == ["0", "1", "2", "3", "m"]
 
 
@@ -69,5 +62,5 @@ def test_a_directory_that_is_replaced_while_it_is_read(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(destination.os, "listdir", replaced)
     digest = write_tiny(out, layout="directory", name="third")
-    assert digest_of(out) == digest
+    assert verified_digest(out) == digest
     assert not (removed / "oci-layout").exists()

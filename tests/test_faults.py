@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.archive import write_tiny
+from support.archive import verified_digest, write_tiny
 
 import aotpack_loader
 from aotpack.signing.sign import sign
@@ -42,12 +42,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 def write_large(out: Path, **options: Any) -> str:
     return write_tiny(out, tensors=[("large", torch.zeros(LARGE, dtype=torch.uint8))], **options)
-
-
-def digest_of(path: Path) -> str:
-    with Bundle.open(path) as bundle:
-        bundle.verify()
-        return bundle.digest
 
 
 # ---------------------------------------------------------------- killed processes
@@ -163,10 +157,10 @@ def test_a_killed_write_leaves_the_old_bundle_and_the_next_cleans_up(tmp_path: P
         os.waitpid(pid, 0)
     assert left
     assert all(path.exists() for path in left)
-    assert digest_of(out) == old
+    assert verified_digest(out) == old
     new = write_tiny(out, layout=layout, name="new")
     assert sorted(os.listdir(tmp_path)) == ["beside", "m"]
-    assert digest_of(out) == new
+    assert verified_digest(out) == new
 
 
 def test_what_belongs_to_another_user_stays(tmp_path: Path) -> None:
@@ -240,7 +234,7 @@ def test_a_full_disk_leaves_the_old_bundle(small: Path, layout: Any) -> None:
     with pytest.raises(BuildError, match=rf"cannot be written( to .*)?: ({FULL})"):
         write_large(small / "m", layout=layout)
     assert os.listdir(small) == ["m"]
-    assert digest_of(small / "m") == old
+    assert verified_digest(small / "m") == old
 
 
 def test_a_disk_that_is_full_when_a_bundle_is_signed(small: Path) -> None:

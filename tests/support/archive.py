@@ -96,6 +96,13 @@ def write_tiny(
         return write_bundle(out, store, program, [TargetEntry(PORTABLE, None, [graph, *weights])], layout=layout)
 
 
+def verified_digest(path: str | Path) -> str:
+    """The digest of a bundle, all of whose blobs have theirs."""
+    with Bundle.open(path) as bundle:
+        bundle.verify()
+        return bundle.digest
+
+
 def digest_of(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
