@@ -53,15 +53,15 @@ def test_loading_and_a_step_import_no_compiler(
 
 
 START = frozenset({
-    "", "_process", "_torch_compat", "errors", "loading", "options", "trust", "value",
+    "", "_process", "_torch_compat", "errors", "loading", "options", "text", "trust", "value",
     "module", "module.edits", "module.frozen", "module.original_class", "module.outline", "module.own_class", "module.program",
     "module.submodules", "opening", "opening.documents", "opening.from_record", "opening.record_files", "opening.recording",
     "archive", "archive.bundle", "archive.cache", "archive.checked", "archive.digest", "archive.layout", "archive.manifests",
     "archive.private", "archive.tar", "archive.weights",
     "devices", "devices.aoti", "devices.backends", "devices.base", "devices.call_library", "devices.call_sizes",
     "devices.cpuinfo", "devices.literals", "devices.packages", "devices.select",
-    "format", "format.codec", "format.containers", "format.donations", "format.expressions", "format.interface",
-    "format.media_types", "format.modules", "format.schema", "format.subclasses", "format.traits", "format.validate",
+    "format", "format.codec", "format.containers", "format.donations", "format.expressions", "format.features",
+    "format.interface", "format.media_types", "format.modules", "format.schema", "format.subclasses", "format.traits", "format.validate",
     "format.validate_target", "format.versions",
     "runtime", "runtime.arguments", "runtime.autograd", "runtime.backward_inputs", "runtime.call", "runtime.epilogue",
     "runtime.identity", "runtime.inputs", "runtime.loaded_method", "runtime.memory", "runtime.modes", "runtime.mutations",

@@ -8,21 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch.fx import GraphModule
 
 from aotpack_loader.errors import CorruptBundleError, UnsupportedError
-from aotpack_loader.format import codec, media_types, schema, subclasses, subgraphs
-from aotpack_loader.format.containers import holds_given
+from aotpack_loader.format import codec, features, media_types, schema, subclasses, subgraphs
 from aotpack_loader.format.validate import validate_program
 from aotpack_loader.format.validate_graph import validate_graph
-from aotpack_loader.format.versions import (
-    AUTOCAST_VARIANTS,
-    CONTAINERS,
-    FORMAT_VERSION,
-    SETS_REQUIRES_GRAD,
-    SPARSE_GRADIENTS,
-    TANGENT_WRITES,
-)
+from aotpack_loader.format.versions import FORMAT_VERSION
 
 from .. import capture, graph
 from ..capture.inputs.examples import parameters
@@ -165,24 +158,11 @@ def assemble(name: str, producer: schema.Producer, context: BuildContext, parts:
         module_classes=classes,
         signature=describe_signature(context.model),
         pretrained=describe_pretrained(context.module) if context.model is context.module else None,
-        features=_features(methods),
     )
+    program = structs.replace(program, features=features.used(program))
     with as_a_loader():
         validate_program(program, "program")
     return program
-
-
-def _features(methods: Mapping[str, schema.Method]) -> list[str]:
-    """Return the format features, later than its first version, that a loader must support."""
-    leaves = [leaf for method in methods.values() for leaf in method.leaves if isinstance(leaf, schema.TensorLeaf)]
-    used = {
-        AUTOCAST_VARIANTS: len({method.autocast for method in methods.values()}) > 1,
-        CONTAINERS: any(method.updates or holds_given(method.outputs) for method in methods.values()),
-        SETS_REQUIRES_GRAD: any(leaf.sets_requires_grad for leaf in leaves),
-        SPARSE_GRADIENTS: any(method.backward is not None and method.backward.sparse for method in methods.values()),
-        TANGENT_WRITES: any(method.backward is not None and method.backward.tangent_writes for method in methods.values()),
-    }
-    return [feature for feature, needed in used.items() if needed]
 
 
 @contextlib.contextmanager

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import text
 from ..errors import Problem
 from . import schema
-from .versions import CONTAINERS
 
 
 def problems(program: schema.Program) -> Iterator[Problem]:
-    """C36: the paths of ``given`` nodes and updates exist, and the program declares the feature."""
+    """C36: the paths of ``given`` nodes and updates exist."""
     for name, method in program.methods.items():
         at = f"$.methods[{text.shown(name)}]"
         if holds_given(method.inputs):
             yield Problem(f"{at}.inputs", "C36: an argument is a node of type `given`")
         trees: list[schema.Tree] = [method.outputs, *(update.tree for update in method.updates)]
-        paths = [path for tree in trees for path in _given(tree)]
-        for path in paths:
+        for path in itertools.chain.from_iterable(map(_given, trees)):
             if _node(method.inputs, path) is None:
                 yield Problem(f"{at}.outputs", f"C36: no argument is at {path}")
         seen = set[tuple[int, ...]]()
@@ -31,8 +30,6 @@ def problems(program: schema.Program) -> Iterator[Problem]:
             seen.add(tuple(update.path))
         if _is_cyclic(method):
             yield Problem(f"{at}.updates", "C36: a container would hold itself")
-        if (paths or method.updates) and CONTAINERS not in program.features:
-            yield Problem("$.features", f"C36: {at} needs the feature {CONTAINERS!r}")
 
 
 def holds_given(tree: schema.Tree) -> bool:

@@ -7,22 +7,17 @@ from collections.abc import Iterator
 from ..errors import Problem
 from ..text import shown
 from . import schema
-from .versions import SPARSE_GRADIENTS, TANGENT_WRITES
 
 
 def problems(program: schema.Program) -> Iterator[Problem]:
-    """C38 and C39. Either also needs its feature declared."""
+    """C38 and C39."""
     for name, method in program.methods.items():
         backward, at = method.backward, f"$.methods[{shown(name)}]"
         if backward is None:
             continue
         if backward.sparse:
-            if SPARSE_GRADIENTS not in program.features:
-                yield Problem("$.features", f"C38: {at} needs the feature {SPARSE_GRADIENTS!r}")
             yield from _sparse_problems(backward, f"{at}.backward")
         if backward.tangent_writes:
-            if TANGENT_WRITES not in program.features:
-                yield Problem("$.features", f"C39: {at} needs the feature {TANGENT_WRITES!r}")
             yield from _write_problems(backward, f"{at}.backward")
 
 

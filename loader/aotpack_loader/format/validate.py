@@ -12,7 +12,7 @@ from itertools import chain, islice
 
 from ..errors import CorruptBundleError, Problem
 from ..text import shown
-from . import containers, expressions, interface, modules, schema, subclasses
+from . import containers, expressions, features, interface, modules, schema, subclasses
 from .interface import call_trees
 from .versions import AUTOCAST_VARIANTS
 
@@ -26,7 +26,7 @@ RESERVED = frozenset({"aotpack", "training"})
 
 
 def validate_program(program: schema.Program, where: str) -> None:
-    """Check rules C1 to C18, less C14, C24, C31 to C33, A1, A2, and C36, C38, C39, C41, K1 to K5, and N1 to N4.
+    """Check rules C1 to C18, less C14, C24, C31 to C33, A1, A2, and C36, C38, C39, C41, K1 to K5, N1 to N4, and V4.
 
     Raises:
         CorruptBundleError: lists every broken rule with its path in the document.
@@ -35,7 +35,7 @@ def validate_program(program: schema.Program, where: str) -> None:
     refuse(where, chain(_tree_problems(program), subclasses.depth_problems(program)))
     refuse(where, expressions_too_long(_all_expressions(program), "$.methods"))
     problems: Iterator[Problem] = chain(_state_problems(program), _method_problems(program))
-    for rules in (subclasses, modules, interface, containers):
+    for rules in (subclasses, modules, interface, containers, features):
         problems = chain(problems, rules.problems(program))
     backwards = [method.backward for method in program.methods.values() if method.backward is not None]
     if any(backward.sparse or backward.tangent_writes for backward in backwards):

@@ -19,6 +19,8 @@ Changes by version:
   * the feature ``tangent-writes``: ``tangent_writes`` of a backward;
   * ``result_sources`` of a backward;
   * the feature ``own-graphs``: targets may have programs of their own (M4).
+
+* 1.2 (2026-11-29): the features ``module-flags`` and ``result-sources``, which programs of 1.1 use without the names.
 """
 
 from __future__ import annotations
@@ -28,13 +30,19 @@ from typing import Final
 from ..errors import UnsupportedVersionError
 from .schema import Program, Version
 
-FORMAT_VERSION: Final = Version(major=1, minor=1)
+FORMAT_VERSION: Final = Version(major=1, minor=2)
 
 AUTOCAST_VARIANTS: Final = "autocast-variants"
 """Several methods may serve one mode, each under an autocast of its own (C5)."""
 
 CONTAINERS: Final = "containers"
 """The feature of programs that change or return containers of their callers (``Method.updates``, ``GivenNode``)."""
+
+MODULE_FLAGS: Final = "module-flags"
+"""The feature of programs that are called with submodules in given modes (``Method.flags``)."""
+
+RESULT_SOURCES: Final = "result-sources"
+"""The feature of programs that say which results are computed from others (``Backward.result_sources``)."""
 
 SETS_REQUIRES_GRAD: Final = "sets_requires_grad"
 """The feature of programs that call ``requires_grad_()`` on arguments (``TensorLeaf.sets_requires_grad``)."""
@@ -49,7 +57,16 @@ OWN_GRAPHS: Final = "own-graphs"
 """The feature of each program of a bundle that has several, because targets have graphs of their own (M4)."""
 
 KNOWN_FEATURES: Final = frozenset(
-    {AUTOCAST_VARIANTS, CONTAINERS, OWN_GRAPHS, SETS_REQUIRES_GRAD, SPARSE_GRADIENTS, TANGENT_WRITES}
+    {
+        AUTOCAST_VARIANTS,
+        CONTAINERS,
+        MODULE_FLAGS,
+        OWN_GRAPHS,
+        RESULT_SOURCES,
+        SETS_REQUIRES_GRAD,
+        SPARSE_GRADIENTS,
+        TANGENT_WRITES,
+    }
 )
 """Features (``Program.features``) this reader understands; an unknown one is refused."""
 

@@ -43,7 +43,7 @@ def _files(names: str) -> Sequence[str]:
 
 
 GROUPS = (
-    Group("vectors", "loader", "Frozen vectors of the format", _files("vectors")),
+    Group("vectors", "loader", "Frozen vectors of the format", _files("vectors earlier_readers")),
     Group(
         "loading",
         "loader",

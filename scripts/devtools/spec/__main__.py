@@ -56,10 +56,20 @@ def policy_schema() -> Json:
     }
 
 
-def lock(generated: Json) -> Json:
-    """Every type of ``generated`` with its fields: required or optional, and a checksum of their allowed values."""
+def lock(generated: Json, earlier: Json) -> Json:
+    """Every type of ``generated`` with its fields: required or optional, and a checksum of their allowed values.
+
+    ``added`` has the version of each type and field that 1.0 lacks. It is taken over from the ``earlier`` lock.
+    """
     types = {name: _locked(getattr(schema, name), component) for name, component in generated["$defs"].items()}
-    return {"format": _version(), "checksum": _checksum(types), "types": types}
+    added = {name: version for name, version in earlier["added"].items() if name in _names(types)}
+    added |= dict.fromkeys(_names(types) - _names(earlier["types"]), _version())
+    return {"format": _version(), "checksum": _checksum(types), "types": types, "added": dict(sorted(added.items()))}
+
+
+def _names(types: Json) -> set[str]:
+    """All types, and all fields after the names of their types."""
+    return {*types, *(f"{name}.{field}" for name, found in types.items() for field in found["fields"])}
 
 
 def changes(old: Json, new: Json) -> Iterator[tuple[str, str]]:
@@ -139,10 +149,11 @@ def render(document: Json) -> str:
 def check() -> list[str]:
     """Why the files under spec/schema are out of date; empty if they are not."""
     generated = json_schema()
-    locked = lock(generated)
-    if not LOCK.exists() or not SCHEMA.exists():
+    if not SCHEMA.exists():
         return ["spec/schema/ is incomplete. Run scripts/spec."]
-    found = unaccounted(json.loads(LOCK.read_text()), locked)
+    earlier = json.loads(LOCK.read_text())
+    locked = lock(generated, earlier)
+    found = unaccounted(earlier, locked)
     if not found and LOCK.read_text() != render(locked):
         found = ["spec/schema/v1.lock.json is out of date. Run scripts/spec."]
     if not found and SCHEMA.read_text() != render(generated):
@@ -158,14 +169,12 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--unreleased", action="store_true")
     options = parser.parse_args()
-    generated = json_schema()
-    locked = lock(generated)
+    generated, earlier = json_schema(), json.loads(LOCK.read_text())
+    locked = lock(generated, earlier)
     if options.check:
         problems = check()
-    elif options.unreleased or not LOCK.exists():
-        problems = []
     else:
-        problems = unaccounted(json.loads(LOCK.read_text()), locked)
+        problems = [] if options.unreleased else unaccounted(earlier, locked)
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems and not options.check:

@@ -6,6 +6,8 @@ names the rule it breaks. The first vectors are in ``vectors.py``. A written cas
 
 from __future__ import annotations
 
+import dataclasses
+
 from .case import Case, Function
 from .cases_autograd import AUTOGRAD
 from .cases_documents import DOCUMENTS
@@ -16,4 +18,11 @@ from .cases_values import VALUES
 
 __all__ = ["CASES", "Case", "Function"]
 
+DECLARED = {"flags": "declared_flags", "result_sources": "declared_sources"}
+"""Cases of version 1.1, and their names in version 1.2, which names their features."""
+
 CASES: dict[str, Case] = RESULTS_AND_WRITES | VALUES | AUTOGRAD | DOCUMENTS | UNTRUSTED | RULES
+CASES |= {
+    new: dataclasses.replace(CASES[old], about=f"`{old}` of a program that names its feature", covers=["V4"])
+    for old, new in DECLARED.items()
+}
