@@ -21,6 +21,8 @@ from aotpack_loader.devices import operators
 from aotpack_loader.devices.portable import PortableExecutable, _names
 from aotpack_loader.errors import AotpackError, CorruptBundleError
 from aotpack_loader.format import codec, schema
+from aotpack_loader.module import assigned
+from aotpack_loader.module.program import LoadedProgram
 from aotpack_loader.opening import documents
 from aotpack_loader.runtime import call, containers
 from aotpack_loader.runtime.backward_inputs import Tangent
@@ -95,6 +97,10 @@ def keys_stay(patch: Patch) -> None:
         keep(self, container, content)
 
     patch.setattr(containers._Update, "apply", apply)
+
+
+def passes_no_state(patch: Patch) -> None:
+    patch.setattr(assigned, "_run", LoadedProgram._aotpack_run)
 
 
 def operators_write(patch: Patch) -> None:
@@ -186,6 +192,7 @@ WITHOUT: list[tuple[str, str, Callable[[Patch], None]]] = [
     ("G10", "valid/unused_check", drops_unread_nodes),
     ("R2", "valid/channels_last", missing_tangents_are_ones),
     ("R7", "valid/several_modes", first_mode_only),
+    ("R13", "valid/assigned", passes_no_state),
     ("R8", "valid/second_derivatives_of_changed", differentiates_changed),
     ("R9", "valid/turns_gradients_on", forgets_that_gradients_are_on),
     ("R10", "valid/view_from_the_graph", detaches_every_result),

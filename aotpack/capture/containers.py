@@ -105,7 +105,7 @@ def traced(model: torch.nn.Module, containers: Containers) -> Iterator[None]:
         ]
         return _without(result, returned), changes
 
-    with _forward(model, with_changes):
+    with replaced_forward(model, with_changes):
         yield
 
 
@@ -142,15 +142,16 @@ def _at(call: Any, keys: Sequence[Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _forward(model: torch.nn.Module, function: Any) -> Iterator[None]:
-    """Use ``function`` as the model's ``forward`` inside the block, with the signature of the original."""
+def replaced_forward(model: torch.nn.Module, function: Any, keywords: Sequence[str] = ()) -> Iterator[None]:
+    """Use ``function`` as the model's ``forward`` inside the block, with the signature of the original and more ``keywords``."""
     before, own = model.forward, "forward" in vars(model)
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY), *inspect.signature(before).parameters.values()]
     if parameters[1:] and parameters[1].name == "self":
         parameters = parameters[1:]
-    function.__signature__ = inspect.Signature(
-        [p.replace(kind=p.POSITIONAL_ONLY) if i == 0 else p for i, p in enumerate(parameters)]
-    )
+    parameters[0] = parameters[0].replace(kind=inspect.Parameter.POSITIONAL_ONLY)
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in keywords]
+    rest = [parameters.pop()] if parameters[-1].kind is inspect.Parameter.VAR_KEYWORD else []
+    function.__signature__ = inspect.Signature([*parameters, *more, *rest])
     model.__dict__["forward"] = MethodType(function, model)
     try:
         yield
@@ -175,7 +176,7 @@ def _watched(model: torch.nn.Module) -> Iterator[list[Run]]:
         found[0].result = forward(*args, **kwargs)
         return found[0].result
 
-    with _forward(model, watched):
+    with replaced_forward(model, watched):
         yield found
 
 
@@ -207,7 +208,7 @@ def _lines(model: torch.nn.Module) -> Iterator[list[str]]:
             if not found and last and run.containers_differ():
                 found.append(last)
 
-    with _forward(model, watched):
+    with replaced_forward(model, watched):
         yield found
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from aotpack_loader.format import schema
+from aotpack_loader.format.interface import ASSIGNED
 from aotpack_loader.module.adapters import ADAPTERS
 from aotpack_loader.module.pretrained import is_taken, without_code
 
@@ -41,7 +42,7 @@ def describe_signature(model: Any) -> list[schema.Parameter] | None:
         signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
     except (TypeError, ValueError):
         return None
-    return [_parameter(parameter) for parameter in signature.parameters.values()]
+    return [_parameter(parameter) for name, parameter in signature.parameters.items() if name != ASSIGNED]
 
 
 def _parameter(parameter: inspect.Parameter) -> schema.Parameter:

@@ -30,7 +30,8 @@ class BuildContext:
     ``model`` is the user's model, and ``module`` wraps it if it is a function. ``stored`` collects
     the tensors that the bundle stores. ``gaps`` has the numbers of leaves that have gaps and are
     traced as if they were dense.
-    ``decompositions`` are those of the targets that the methods are traced for.
+    ``decompositions`` are those of the targets that the methods are traced for. ``assigned`` are the buffers
+    that a call takes and returns in a dictionary.
     """
 
     run: Run
@@ -44,16 +45,18 @@ class BuildContext:
     stored: StoredTensors
     options: Options
     decompositions: Decompositions
+    assigned: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Example:
-    """The user's model with example arguments and dynamic shapes."""
+    """The user's model with example arguments and dynamic shapes. ``assigned`` as in :class:`BuildContext`."""
 
     model: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     dynamic_shapes: Any
+    assigned: Sequence[str] = ()
 
 
 def begin(run: Run, example: Example, options: Options) -> BuildContext:
@@ -81,6 +84,7 @@ def begin(run: Run, example: Example, options: Options) -> BuildContext:
         stored=stored,
         options=options,
         decompositions={},
+        assigned=example.assigned,
     )
 
 

@@ -158,6 +158,7 @@ def assemble(name: str, producer: schema.Producer, context: BuildContext, parts:
         module_classes=classes,
         signature=describe_signature(context.model),
         pretrained=describe_pretrained(context.module) if context.model is context.module else None,
+        assigned=[*context.assigned],
     )
     program = structs.replace(program, features=features.used(program))
     with as_a_loader():

@@ -163,10 +163,10 @@ def build(
     if tune:
         finish.tune(run, chosen)
     example = Example(model, args, dict(kwargs or {}), dynamic_shapes)
-    with BlobStore(out) as store:
+    with BlobStore(out) as store, contextlib.ExitStack() as passing:
         in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(cache), out, layout, papers)
         with _traceable(run, example, options) as example:
-            traced = classes.trace(run, example, options, chosen)
+            traced = classes.trace(run, example, options, chosen, passing)
             made = _compiled(in_progress, traced, specializations, name=name, self_test=self_test)
         checked: dict[str, tuple[schema.Program, TargetEntry]] = {}
         for one, (program, entries) in zip(traced, made, strict=True):

@@ -21,7 +21,7 @@ from aotpack_loader.format.labels import Labels, sources_of
 from .. import capture, partition, signature
 from .._torch.api.fake_tensors import relate
 from .._torch.tracing.fake_run import SetsRequiresGradError
-from ..capture import containers
+from ..capture import assigned_state, containers
 from ..capture.autocast import under_autocast
 from ..capture.container_changes import Containers
 from ..capture.dry_run.branches import Branch
@@ -206,7 +206,8 @@ def _containers(context: BuildContext, plan: MethodPlan) -> Iterator[Containers]
 def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangement) -> TracedMethod:
     """Capture, partition and assemble one method, with its inputs as arranged."""
     options = context.options
-    with context.run.stage("capture", plan.name), _containers(context, plan) as used:
+    unlisted = assigned_state.unlisted(context.module, context.assigned)
+    with context.run.stage("capture", plan.name), _containers(context, plan) as used, unlisted:
         captured = _captured(context, plan, arrangement)
     gradients_only = ask_without_gradients((context.module, context.args, context.kwargs), plan, options.plans, captured)
     remark_on(captured, plan.name, context.run, asked_for_regions=bool(context.options.regional))

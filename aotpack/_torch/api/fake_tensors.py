@@ -109,7 +109,12 @@ def fake_tensor(mode: FakeTensorMode, tensor: torch.Tensor, dims: DynamicDims) -
     """A fake copy of ``tensor`` whose sizes in ``dims`` are symbols; parts of a subclass follow if
     they have its shape.
     """
-    fake = mode.from_tensor(tensor, symbolic_context=_symbolic_context(tensor, dims))
+    if dims and tensor._base is not None and tensor.is_leaf and is_plain_tensor(tensor):
+        # As a view it would get symbols for the sizes of its base, which bound its own.
+        given = tensor.data.requires_grad_(tensor.requires_grad)
+    else:
+        given = tensor
+    fake = mode.from_tensor(given, symbolic_context=_symbolic_context(given, dims))
     if is_wrapper_subclass(tensor) or tensor.layout != torch.strided:
         return fake
     held = tensor.untyped_storage().nbytes()

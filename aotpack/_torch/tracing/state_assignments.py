@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence, Set
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -26,11 +27,20 @@ ASSIGNS_STATE = "assigns a new tensor to a buffer or parameter; write into it wi
 _SHARES = "assigns to the buffer {name!r} a tensor that shares memory with {owner}; assign a clone() of it"
 _CALL = "_call_impl"
 _UNTIES = "assigns a new tensor to the buffer {name!r}, which shared memory with {owner}; write into it with copy_()"
+_RESIZES = (
+    "assigns to the buffer {name!r} of shape {owner} a tensor of another shape or dtype; if only the first call does, "
+    "make that call before the build (warm_up=True)"
+)
 _KEEPS = "returns the tensor that was the buffer {name!r} before a new one was assigned; return a clone() of it"
 
 
+PASSABLE = (ASSIGNS_STATE, "assigns to the buffer", "returns the tensor that was the buffer")
+"""Parts of the errors that :func:`passed_as_arguments` avoids."""
+
 _Key = tuple[int, str]
 """A buffer: the identity of its module, and its name there."""
+
+_passed: ContextVar[Set[_Key]] = ContextVar("passed", default=frozenset())
 
 
 class _Assigned(NamedTuple):
@@ -48,18 +58,29 @@ class _Assigned(NamedTuple):
 
 
 @contextlib.contextmanager
-def kept_state_changes(model: torch.nn.Module) -> Iterator[Set[str]]:
+def passed_as_arguments(keys: Set[_Key]) -> Iterator[None]:
+    """Ignore assignments to these buffers: the model takes and returns them beside its arguments and results."""
+    token = _passed.set(keys)
+    try:
+        yield
+    finally:
+        _passed.reset(token)
+
+
+@contextlib.contextmanager
+def kept_state_changes(model: torch.nn.Module, *, only_names: bool = False) -> Iterator[Set[str]]:
     """While the model runs without Dynamo, let it assign tensors to its buffers.
 
     At the end of its call, hooks included, the buffers are again the tensors that they were, with
     the new values. Until then the old tensors keep their old ones. Yields the names of the buffers
-    to which the model has assigned so far.
+    to which the model has assigned so far. With ``only_names`` new values are not written to the old
+    tensors, and may require gradients or share memory.
 
     Raises:
         SideEffectError: the new value has another shape or dtype, requires gradients, replaces a
             parameter, or shares memory with what the caller can see.
     """
-    assignments = _Assignments(model)
+    assignments = _Assignments(model, only_names=only_names)
     hook = hooked("fake-runs", torch.nn.Module, "__setattr__", assignments.setter())
     with hook, _with_call(model, assignments.settled_after):
         yield assignments.names
@@ -68,8 +89,9 @@ def kept_state_changes(model: torch.nn.Module) -> Iterator[Set[str]]:
 class _Assignments:
     """The buffers to which a model assigns during a call, and the depth of calls of the model in one another."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, *, only_names: bool) -> None:
         self.names = set[str]()
+        self._only_names = only_names
         self._model = model
         self._paths = {id(module): prefix for prefix, module in model.named_modules()}
         self._of_this_call: dict[_Key, _Assigned] = {}
@@ -83,22 +105,24 @@ class _Assignments:
         def recorded(module: torch.nn.Module, name: str, value: Any) -> None:
             buffer = module.__dict__.get("_buffers", {}).get(name)
             parameter = module.__dict__.get("_parameters", {}).get(name)
-            if (buffer is not None or parameter is not None) and value is not buffer and value is not parameter:
+            is_new = (buffer is not None or parameter is not None) and value is not buffer and value is not parameter
+            if is_new and (id(module), name) not in _passed.get():
                 self._record(module, name, buffer, value)
             original(module, name, value)
 
         return recorded
 
     def _record(self, module: torch.nn.Module, name: str, buffer: torch.Tensor | None, value: Any) -> None:
-        if buffer is None or not isinstance(value, torch.Tensor) or value.requires_grad:
-            raise SideEffectError(ASSIGNS_STATE)
-        if value.shape != buffer.shape or value.dtype != buffer.dtype:
+        if buffer is None or not isinstance(value, torch.Tensor) or (value.requires_grad and not self._only_names):
             raise SideEffectError(ASSIGNS_STATE)
         if not self._depth or id(module) not in self._paths:  # no call of the model would settle it
             raise SideEffectError(ASSIGNS_STATE)
         key, line = (id(module), name), origin.current_line()
         path = f"{self._paths[id(module)]}.{name}".lstrip(".")
-        first = self._of_this_call.setdefault(key, _Assigned(module, name, path, buffer, line))
+        first = _Assigned(module, name, path, buffer, line)
+        if value.shape != buffer.shape or value.dtype != buffer.dtype:
+            raise _error(_RESIZES, first, f"{[*buffer.shape]}, {buffer.dtype}".replace("torch.", "dtype "))
+        first = self._of_this_call.setdefault(key, first)
         self._of_all_calls[key] = first._replace(line=line)
         self.names.add(path)
 
@@ -125,7 +149,7 @@ class _Assignments:
         unseen = {key: buffer for key, buffer in buffers.items() if buffer is not None and key not in self._of_this_call}
         if any(now.get(key) is not buffer for key, buffer in unseen.items()):
             raise SideEffectError(ASSIGNS_STATE)  # without ``setattr``, as in ``self._buffers["mean"] = x``
-        if self._of_this_call:
+        if self._of_this_call and not self._only_names:
             with torch._C.DisableTorchFunction(), torch.no_grad():
                 _settle([*self._of_this_call.values()], self._model, (args, kwargs), result)
         return result

@@ -131,7 +131,8 @@ def _call_twice(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, tr
     _call(model, args, kwargs, grad=grad)
     twice = _values(model)
     changed = {name for name in before if not _same(before[name], once.get(name))}
-    sets_up = any(_same(once[name], twice.get(name)) for name in changed if name in once)
+    resized = any(once[name].shape != before[name].shape for name in changed if name in once)
+    sets_up = resized or any(_same(once[name], twice.get(name)) for name in changed if name in once)
     _restore(model, once if sets_up else {**once, **before})
 
 
@@ -157,6 +158,8 @@ def _restore(model: Any, values: Mapping[str, torch.Tensor]) -> None:
         return
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if not tensor.is_leaf:  # a buffer that the call assigned
+                tensor.detach_()
             if name in values and not _same(values[name], tensor):
                 tensor.copy_(values[name])
 

@@ -9,6 +9,7 @@ from ..errors import Problem
 from . import schema
 from .containers import holds_given
 from .versions import (
+    ASSIGNED_STATE,
     AUTOCAST_VARIANTS,
     CONTAINERS,
     MODULE_FLAGS,
@@ -44,6 +45,7 @@ def _tensor_leaves(program: schema.Program) -> Iterator[schema.TensorLeaf]:
 
 
 FEATURES: Final = (
+    Feature(ASSIGNED_STATE, lambda p: bool(p.assigned)),
     Feature(AUTOCAST_VARIANTS, lambda p: len({method.autocast for method in p.methods.values()}) > 1),
     Feature(CONTAINERS, lambda p: any(m.updates or holds_given(m.outputs) for m in p.methods.values()), "C36", 0),
     Feature(MODULE_FLAGS, lambda p: any(method.flags for method in p.methods.values())),

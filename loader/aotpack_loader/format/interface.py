@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ..errors import CorruptBundleError, Problem
+from ..text import shown
 from . import schema
 from .subclasses import data_problem
 
+ASSIGNED = "aotpack_state"
+"""The keyword argument that holds the buffers to which a call assigns (N6)."""
+
 
 def problems(program: schema.Program) -> Iterator[Problem]:
-    """N5: values are plain data, and paths are those of modules."""
+    """N5: values are plain data, and paths are those of modules. N6: assigned buffers are an argument."""
+    yield from assigned_problems(program)
     for i, parameter in enumerate(program.signature or []):
         if problem := data_problem(parameter.default):
             yield Problem(f"$.signature[{i}]", f"N5: its default {problem}")
@@ -25,6 +30,27 @@ def problems(program: schema.Program) -> Iterator[Problem]:
     for path in (recorded.input_embeddings, recorded.output_embeddings):
         if path is not None and path not in known:
             yield Problem("$.pretrained", f"N5: {path!r} is no module")
+
+
+def assigned_problems(program: schema.Program) -> Iterator[Problem]:
+    """N6: assigned buffers are buffers, and each call takes and changes a dictionary of them."""
+    if not program.assigned:
+        return
+    buffers = {entry.name for entry in program.state if entry.kind == "buffer" and entry.tied_to is None}
+    if not buffers >= {*program.assigned} or len({*program.assigned}) < len(program.assigned):
+        yield Problem("$.assigned", "N6: they are buffers that are not tied, each named once")
+    for name, method in program.methods.items():
+        if method.role != "call":
+            continue
+        kwargs = method.inputs.items[1] if isinstance(method.inputs, schema.TupleNode) and len(method.inputs.items) == 2 else None
+        if not isinstance(kwargs, schema.DictNode) or ASSIGNED not in kwargs.keys:
+            yield Problem(f"$.methods[{shown(name)}]", f"N6: it takes no {ASSIGNED}")
+            continue
+        number = kwargs.keys.index(ASSIGNED)
+        given = kwargs.items[number]
+        changed = [update.tree for update in method.updates if update.path == [1, number]]
+        if any(not isinstance(tree, schema.DictNode) or tree.keys != program.assigned for tree in (given, *changed)):
+            yield Problem(f"$.methods[{shown(name)}]", f"N6: {ASSIGNED} is no dictionary of the assigned buffers")
 
 
 def call_trees(tree: schema.Tree) -> tuple[schema.TupleNode, schema.DictNode]:

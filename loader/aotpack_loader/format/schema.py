@@ -882,7 +882,11 @@ class Pretrained(Document, frozen=True):
 
 
 class Program(Document, frozen=True):
-    """The program: the config blob of every manifest of a bundle."""
+    """The program: the config blob of every manifest of a bundle.
+
+    ``assigned`` are the buffers to which a call assigns tensors with gradients. A call takes them in the
+    keyword argument ``aotpack_state``, and they are what that dictionary holds afterwards.
+    """
 
     format: Version
     name: str
@@ -899,6 +903,7 @@ class Program(Document, frozen=True):
     signature: list[Parameter] | None = None
     pretrained: Pretrained | None = None
     origins: Descriptor | None = None
+    assigned: list[Name] = []
 
 
 class GraphOrigins(Document, frozen=True):

@@ -20,7 +20,8 @@ Changes by version:
   * ``result_sources`` of a backward;
   * the feature ``own-graphs``: targets may have programs of their own (M4).
 
-* 1.2 (2026-11-29): the features ``module-flags`` and ``result-sources``, which programs of 1.1 use without the names.
+* 1.2 (2026-11-29): the features ``module-flags`` and ``result-sources``, which programs of 1.1 use without the names;
+  the feature ``assigned-state``: ``assigned`` of a program.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from ..errors import UnsupportedVersionError
 from .schema import Program, Version
 
 FORMAT_VERSION: Final = Version(major=1, minor=2)
+
+ASSIGNED_STATE: Final = "assigned-state"
+"""The feature of programs whose calls assign tensors with gradients to buffers (``Program.assigned``)."""
 
 AUTOCAST_VARIANTS: Final = "autocast-variants"
 """Several methods may serve one mode, each under an autocast of its own (C5)."""
@@ -58,6 +62,7 @@ OWN_GRAPHS: Final = "own-graphs"
 
 KNOWN_FEATURES: Final = frozenset(
     {
+        ASSIGNED_STATE,
         AUTOCAST_VARIANTS,
         CONTAINERS,
         MODULE_FLAGS,

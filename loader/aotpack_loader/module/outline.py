@@ -94,11 +94,12 @@ class Outline(Value):
     """What of a program makes its module. ``modules`` is empty where the original is no module.
 
     ``takes_loss_argument``: calls pass the number of items by which a trainer divides the loss.
-    ``serves`` has for each method its modes: train (or eval) mode, gradients on (or off).
+    ``serves`` has for each method its modes: train (or eval) mode, gradients on (or off). ``assigned`` are
+    the buffers to which a call assigns.
     """
 
     __slots__ = (  # noqa: RUF023 - in the order of the arguments
-        "state", "modules", "signature", "training", "takes_loss_argument", "serves", "pretrained",
+        "state", "modules", "signature", "training", "takes_loss_argument", "serves", "pretrained", "assigned",
     )  # fmt: skip
 
     state: list[EntryOutline]
@@ -108,6 +109,7 @@ class Outline(Value):
     takes_loss_argument: bool
     serves: dict[str, list[tuple[bool, bool]]]
     pretrained: schema.Pretrained | None
+    assigned: list[str]
 
     def __init__(
         self,
@@ -118,8 +120,9 @@ class Outline(Value):
         takes_loss_argument: bool,
         serves: dict[str, list[tuple[bool, bool]]],
         pretrained: schema.Pretrained | None = None,
+        assigned: list[str] | None = None,
     ) -> None:
-        self._set(state, modules, signature, training, takes_loss_argument, serves, pretrained)
+        self._set(state, modules, signature, training, takes_loss_argument, serves, pretrained, assigned or [])
 
 
 def outline_of(program: schema.Program) -> Outline:
@@ -134,6 +137,7 @@ def outline_of(program: schema.Program) -> Outline:
         _takes_loss_argument(program),
         {name: [(mode.training, mode.grad) for mode in method.serves] for name, method in program.methods.items()},
         program.pretrained,
+        program.assigned,
     )
 
 

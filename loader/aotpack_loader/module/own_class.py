@@ -49,6 +49,10 @@ def class_of(program: Outline) -> type[LoadedProgram]:
             body |= adapters.members(found)
         if hasattr(sys.modules.get(_LIBRARY), "PreTrainedModel") and (found is None or found.base is None):
             bases = models(sys.modules[_LIBRARY])
+    if program.assigned:
+        from .assigned import members as assigning  # few programs have such buffers
+
+        body |= assigning(program.assigned)
     return type(_name(program), bases, body)
 
 

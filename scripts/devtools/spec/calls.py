@@ -57,7 +57,7 @@ def run(model: torch.nn.Module, method: schema.Method, call: Json, leaves: list[
     outcome = Outcome(others={str(i): _plain(r) for i, r in enumerate(results) if not isinstance(r, torch.Tensor)})
     outcome.facts = _facts(named, versions, results) | (_storages(state) if call.get("storages") else {}) | watched.facts()
     outcome.tensors |= watched.own(returned)
-    for k, (update, container) in enumerate(zip(method.updates, watched.containers, strict=True)):
+    for k, (update, container) in enumerate(zip(watched.method.updates, watched.containers, strict=True)):
         for j, leaf in enumerate(flatten(update.tree, container)):
             outcome.tensors |= _parts(f"update.{k}.{j}", leaf)
     for i, result in enumerate(results):

@@ -183,6 +183,27 @@ class Half(nn.Module):
         return self.norm(self.drop(x))
 
 
+class Remembers(nn.Module):
+    """Assigns to a buffer: its own, or the one in the dictionary that a bundle's call gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.5, -1.0]))
+        self.register_buffer("mem", torch.ones(3, 2))
+
+    def forward(self, x: Tensor, *, aotpack_state: dict[str, Tensor] | None = None) -> Tensor:
+        state = {"mem": self.mem} if aotpack_state is None else aotpack_state
+        state["mem"] = state["mem"] * 0.5 + x * self.weight
+        if aotpack_state is None:
+            self.mem = state["mem"]
+        return state["mem"].sin()
+
+
+def _assigned(documents: Any) -> None:
+    documents.program["assigned"] = ["mem"]
+    documents.program["features"] = sorted([*documents.program["features"], "assigned-state"])
+
+
 class AlwaysEval(nn.BatchNorm1d):
     def train(self, mode: bool = True) -> AlwaysEval:
         return super().train(False)
@@ -225,6 +246,19 @@ DOCUMENTS: dict[str, Case] = {
             Call([t(3, 2)], refused="N4", kind="ModeError", contains="drop"),
             Call([t(3, 2)], more={"flags": {"drop": False, "norm": False}}, refused="N4", kind="ModeError", contains="norm"),
         ],
+    ),
+    "assigned": Case(
+        "a buffer that a call assigns: the module's own, and one of the caller's",
+        ["N6", "R13", "V4"],
+        Remembers,
+        lambda: (t(3, 2),),
+        lambda: [
+            Call([t(3, 2)], more={"passed": {"args": [0], "kwargs": {}}}),
+            Call([t(3, 2), t(3, 2, grad=True)]),
+            Call([t(3, 3)], more={"passed": {"args": [0], "kwargs": {}}}, refused="A4"),
+        ],
+        kwargs=lambda: {"aotpack_state": {"mem": t(3, 2, grad=True)}},
+        edit=_assigned,
     ),
     "interface": Case(
         "parameters of every kind, and what tools ask of a model of transformers",

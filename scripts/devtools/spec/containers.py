@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from aotpack_loader.format import schema
+from aotpack_loader.format.interface import call_trees
 
 Json = Any
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -18,7 +20,7 @@ class Watched:
     """The containers that a method changes, and the objects it hands back, found before its call."""
 
     def __init__(self, method: schema.Method, call: Arguments) -> None:
-        self.method = method
+        self.method = method = structs.replace(method, updates=[one for one in method.updates if _is_passed(method, one, call)])
         self.containers = [at(method.inputs, update.path, call) for update in method.updates]
         self._objects = {path: at(method.inputs, path, call) for path in given(method)}
         self._before = [_items(container) for container in self.containers]
@@ -46,6 +48,12 @@ class Watched:
         return [[(key, id(value)) for key, value in items] for items in now] == [
             [(key, id(value)) for key, value in items] for items in self._before
         ]
+
+
+def _is_passed(method: schema.Method, update: schema.Update, call: Arguments) -> bool:
+    """Whether the call has the container. It may leave out the buffers that it assigns (R13)."""
+    position, number = update.path[:2]
+    return not position or call_trees(method.inputs)[1].keys[number] in call[1]
 
 
 def _items(container: Any) -> list[tuple[Any, Any]]:

@@ -257,6 +257,7 @@ MORE_INVALID: dict[str, Invalid] = {
     "module_within_itself": Invalid("N2", "N2:", lambda d: _set(d.program["modules"][2], "same_as", ""), base="modules"),
     "state_in_no_module": Invalid("N3", "N3:", lambda d: d.program["modules"].pop(3), base="modules"),
     "flag_of_no_module": Invalid("N4", "N4:", _method(lambda m: _set(m, "flags", {"nothing": True}))),
+    "assigned_parameter": Invalid("N6", "N6:", lambda d: _set(d.program, "assigned", ["weight"]), base="assigned"),
     "undeclared_flags": Invalid("V4", "needs the feature", lambda d: d.program["features"].clear(), base="declared_flags"),
     "undeclared_sources": Invalid("V4", "needs the feature", lambda d: d.program["features"].clear(), base="declared_sources"),
     "subgraph_arity": Invalid(

@@ -1,4 +1,4 @@
-"""Buffers that a model replaces by assignment: the old tensor keeps its values, and what would share memory is refused."""
+"""Buffers that a model replaces by assignment: the old tensor keeps its values, and the new one may share memory."""
 
 from __future__ import annotations
 
@@ -179,13 +179,13 @@ WORKS = (
     several_times,
     only_assigned,
     a_view_of_the_old_one,
+    an_argument,
+    another_buffer,
+    a_result,
+    returns_the_old_one,
 )
 _LINE = r"[at .*cases/assignments.py:\d+"
 REFUSED = {
-    "an_argument": rf"shares memory with an argument; assign a clone.*\{_LINE}",
-    "another_buffer": rf"shares memory with b; assign a clone.*\{_LINE}",
-    "a_result": rf"shares memory with a result; assign a clone.*\{_LINE}",
-    "returns_the_old_one": rf"returns the tensor that was the buffer 'b'.*return a clone.*\{_LINE}",
     "without_setattr": "assigns a new tensor to a buffer or parameter",
     "of no submodule": rf"assigns a new tensor to a buffer or parameter.*\{_LINE}",
     "both of two names": rf"assigns a new tensor to the buffer '(inner\.b|a)', which shared memory with .*\{_LINE}",
@@ -204,10 +204,7 @@ def detached_in_place(x: Tensor) -> Tensor:
 
 CASES: list[Case] = [
     *(module_case(f"assigned buffers: {f.__name__}", buffers(f), g(4, 3), calls=CALLS) for f in WORKS),
-    *(
-        module_case(f"assigned buffers: {f.__name__}", buffers(f), g(4, 3))
-        for f in (an_argument, another_buffer, a_result, returns_the_old_one, without_setattr)
-    ),
+    *(module_case(f"assigned buffers: {f.__name__}", buffers(f), g(4, 3)) for f in (without_setattr,)),
     *(
         module_case(f"assigned buffers: in a module called twice, {end}", Nested, g(4, 3), calls=CALLS, front_ends=(end,))
         for end in ("export", "trace")
