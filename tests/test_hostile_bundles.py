@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import sys
 import threading
@@ -15,13 +16,15 @@ import pytest
 import torch
 import zstandard
 from conftest import FreshProcess
-from support.archive import Documents, digest_of, pack, write_tiny
+from support.archive import Documents, digest_of, members, pack, write_tiny
 from support.releases import TORCH
 
 import aotpack
 import aotpack_loader
-from aotpack_loader.archive import compression
+from aotpack.signing.sign import sign
+from aotpack_loader.archive import compression, manifests
 from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.archive.layout import Layout
 from aotpack_loader.archive.manifests import require_few_targets
 from aotpack_loader.archive.weights import read_header
 from aotpack_loader.devices import allowed, operators, untrusted
@@ -32,6 +35,7 @@ from aotpack_loader.format import codec, media_types, schema, validate
 from aotpack_loader.replay import random_inputs
 from aotpack_loader.runtime.epilogue import Epilogue
 from aotpack_loader.runtime.views import CallValues, replayer
+from aotpack_loader.signing.keys import PrivateKey
 from devtools.fuzz import bundles, escapes, page
 from devtools.fuzz.operators import built, known_calls
 from devtools.fuzz.operators import fuzz as fuzz_operators
@@ -742,7 +746,7 @@ def test_a_long_name_of_a_method_is_spelled_once(tmp_path: Path) -> None:
 
 
 def test_attributes_are_none_of_pythons_own(tmp_path: Path) -> None:
-    attributes = {"__deepcopy__": 7, "_aotpack_adapters": 7, "width": 3}
+    attributes = {"__deepcopy__": 7, "__signature__": 7, "_repr_html_": 7, "_aotpack_adapters": 7, "width": 3}
 
     def change(documents: Documents) -> None:
         documents.program["modules"] = [{"name": "", "kind": 0, "attributes": attributes}]
@@ -752,8 +756,49 @@ def test_attributes_are_none_of_pythons_own(tmp_path: Path) -> None:
     loaded = aotpack.load(changed(tmp_path / "m", change))
     assert loaded.width == 3
     assert copy.deepcopy(loaded).width == 3
+    assert callable(loaded._repr_html_)
+    inspect.signature(loaded)
     with pytest.raises(AotpackError, match="no bundle of a model with adapters"):
         aotpack_loader.save_adapter(loaded, tmp_path / "adapter")
+
+
+def test_attributes_hide_no_state(tmp_path: Path) -> None:
+    def change(documents: Documents) -> None:
+        documents.program["modules"] = [{"name": "", "kind": 0, "attributes": {"scale": 5}}]
+        documents.program["module_classes"] = [{"name": "a.B", "base": "Module", "names": []}]
+
+    with pytest.raises(CorruptBundleError, match=r"attributes\['scale'\]: N1: a submodule, parameter or buffer"):
+        aotpack.load(changed(tmp_path / "m", change))
+
+
+def test_a_program_of_many_targets_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """6 MB took more than 200 s: the program was decoded and checked for each target."""
+    write_tiny(tmp_path / "m")
+    read, reads = manifests.read_program, []
+
+    def counted(layout: Layout, descriptor: schema.Descriptor) -> schema.Program:
+        reads.append(descriptor.digest)
+        return read(layout, descriptor)
+
+    with Bundle.open(tmp_path / "m") as bundle:
+        found = [found.manifest for found in bundle._manifests.values()] * 50
+        monkeypatch.setattr(manifests, "read_program", counted)
+        assert len(manifests.read_programs(bundle._layout, found)) == 50
+    assert len(reads) == 1
+
+
+def test_an_attachment_is_read_once(tmp_path: Path) -> None:
+    """4 MB took more than 8 GB: one manifest, listed 1,024 times, was kept as often."""
+    write_tiny(tmp_path / "m")
+    sign(tmp_path / "m", PrivateKey.generate("ed25519"))
+    files = members(tmp_path / "m")
+    top = json.loads(files["index.json"])
+    top["manifests"] += top["manifests"][1:] * 1023
+    (tmp_path / "m").write_bytes(pack({**files, "index.json": json.dumps(top).encode()}))
+    with Bundle.open(tmp_path / "m") as bundle:
+        found, problems = bundle.attachments()
+    assert len(found) == 1
+    assert problems == []
 
 
 def test_inputs_are_not_made_of_any_size(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class Signed:
         self.document = document
 
     def attachments(self) -> tuple[list[Any], list[Any]]:
-        layer, descriptor = SimpleNamespace(size=len(self.document)), SimpleNamespace(digest="sha256:x")
+        layer, descriptor = SimpleNamespace(size=len(self.document), digest="sha256:y"), SimpleNamespace(digest="sha256:x")
         return [SimpleNamespace(kind=SIGSTORE_BUNDLE, layer=layer, descriptor=descriptor)], []
 
     def attached(self, attachment: Any) -> memoryview:
@@ -200,3 +200,25 @@ def test_false_signatures_do_not_hide_a_true_one(tmp_path: Path, monkeypatch: py
         false = structs.replace(good, dsse_envelope=structs.replace(good.dsse_envelope, payload_type="other"))
         monkeypatch.setattr(verify, "_signatures", lambda *_: iter([(where, false)] * 1023 + [(where, good)]))
         assert verify.signer(bundle, [key.public]).key is not None
+
+
+def test_large_false_signatures_are_checked_in_bounded_time() -> None:
+    """2.8 MB took 133 s with one key: one document, attached 1,024 times, with 16 signatures of 780,000 bytes."""
+    key = KEYS["ed25519"]
+    document = signed(key, b"x" * 780_000)
+    document["dsseEnvelope"]["signatures"] = [{"sig": base64.b64encode(bytes([i]) * 64).decode()} for i in range(16)]
+    text = json.dumps(document).encode()
+
+    class Many(Signed):
+        same = False
+
+        def attachments(self) -> tuple[list[Any], list[Any]]:
+            one = super().attachments()[0][0]
+            layers = [SimpleNamespace(size=len(text), digest="y" if self.same else f"y{i}") for i in range(1024)]
+            return [SimpleNamespace(kind=one.kind, layer=layer, descriptor=one.descriptor) for layer in layers], []
+
+    start = time.process_time()
+    assert signer(Many(text), [key.public]).reason == "it has too many signatures"
+    Many.same = True
+    assert signer(Many(text), [key.public]).reason == "no trusted key signed it"
+    assert time.process_time() - start < 20

@@ -139,10 +139,12 @@ def _train_step(model: nn.Module, call: Callable[[], Any], lr: float) -> tuple[f
     from ..measure.steps import loss_of
 
     loss = loss_of(call())
-    loss.backward()
+    if loss.requires_grad:  # nothing of some programs is trained
+        loss.backward()
     parameters = [p for p in model.parameters() if p.grad is not None]
     gradients = [p.grad for p in parameters if p.grad is not None]
-    floating = [part for g in gradients for part in plain_tensors(g) if part.is_floating_point()]
+    dense = [gradient.to_dense() if gradient.layout != torch.strided else gradient for gradient in gradients]
+    floating = [part for g in dense for part in plain_tensors(g) if part.is_floating_point()]
     norm = sum(float(torch.linalg.vector_norm(part)) ** 2 for part in floating) ** 0.5
     with torch.no_grad():
         for parameter, gradient in zip(parameters, gradients, strict=True):

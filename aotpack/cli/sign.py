@@ -59,11 +59,9 @@ def _sign_detached(bundle: Path, key: PrivateKey, out: Path, *, as_json: bool) -
 
 def read_private_key(path: Path) -> PrivateKey:
     """Read a private key. The passphrase of an encrypted one is taken from the environment or the terminal."""
-    from aotpack_loader.errors import AotpackError
     from aotpack_loader.signing.keys import private_key
 
-    try:
-        pem = path.read_bytes()
-    except OSError as error:
-        raise AotpackError(f"The private key {path} cannot be read: {error.strerror}.") from error
+    from ..signing.files import read_small
+
+    pem = read_small(path, "private key")
     return private_key(pem, str(path), passphrase_of() if b"ENCRYPTED" in pem else None)

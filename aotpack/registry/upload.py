@@ -90,10 +90,12 @@ class Upload:
         return _location(request, answer)
 
     def _send(self, location: str) -> None:
-        """Send the bytes and close the upload. After a failure it goes on where the registry says it is."""
-        failures = 0
+        """Send the bytes and close the upload. After a failure it goes on where the registry says it is.
+
+        Failures count from the last time that the registry had more bytes than ever before.
+        """
+        failures = confirmed = 0
         while True:
-            before = self._sent
             error: Exception = ConnectionResetError()
             request = self._request("PUT", location)
             try:
@@ -111,11 +113,13 @@ class Upload:
                 if isinstance(raised, RegistryError) and not isinstance(raised, ConnectionError):
                     raise
                 error = raised
-            failures = 1 if self._sent > before else failures + 1
+            failures += 1
             if failures >= self._transport.settings.attempts:
                 raise error if isinstance(error, RegistryError) else connection_error(request, error)
             self._transport.pause(failures)
             location = self._resume(location)
+            if self._sent > confirmed:
+                failures, confirmed = 0, self._sent
 
     def _patch(self, location: str) -> str:
         """Send the next chunk, or all that is left, and return where the upload goes on."""

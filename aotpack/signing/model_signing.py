@@ -21,6 +21,8 @@ from aotpack_loader.errors import AotpackError, CorruptBundleError, Problem
 from aotpack_loader.signing import documents
 from aotpack_loader.signing.keys import PrivateKey, PublicKey
 
+from .files import read_small
+
 PREDICATE: Final = "https://model_signing/signature/v1.0"
 _WHOLE: Final = "."
 """What Model Signing calls the one file of a model that is a file."""
@@ -76,10 +78,7 @@ def verify_detached(path: str | os.PathLike[str], signature: Path, key: PublicKe
         CorruptBundleError: the signature is of another key, or a file differs from it.
     """
     _require_kind(key)
-    try:
-        data = signature.read_bytes()
-    except OSError as error:
-        raise AotpackError(f"The signature {signature} cannot be read: {error.strerror}.") from error
+    data = read_small(signature, "signature")
     where = os.fspath(signature)
     found = documents.read_bundle(data, where)
     hint = found.verification_material.public_key

@@ -175,6 +175,15 @@ def test_an_upload_that_the_registry_forgot_begins_again(proxy: Proxy, two: Path
         bundle.verify()
 
 
+@pytest.mark.parametrize("fault", [{"status": 503}, {"cut_request": 0}], ids=["status", "cut"])
+def test_a_push_that_never_gets_on_is_given_up(proxy: Proxy, two: Path, fault: dict[str, int]) -> None:
+    """Bytes that were sent, and that no registry has, counted as progress: it sent them without end."""
+    proxy.faults = [Fault("/blobs/uploads", method="PATCH", **fault)]
+    with pytest.raises(RegistryError):
+        push(two, Reference.parse(proxy.reference("faults/never:v1")), transport=quick(attempts=3))
+    assert sum(seen.method == "PATCH" for seen in proxy.seen) <= 4
+
+
 def test_a_push_that_fails_sets_no_tag(proxy: Proxy, two: Path) -> None:
     proxy.faults = [Fault("/manifests/sha256", method="PUT", status=500)]
     reference = Reference.parse(proxy.reference("faults/untagged:v1"))

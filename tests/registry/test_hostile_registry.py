@@ -27,6 +27,7 @@ from aotpack_loader.errors import (
 )
 from aotpack_loader.format import media_types
 from aotpack_loader.format.schema import Descriptor
+from aotpack_loader.registry import addresses
 from aotpack_loader.registry.attachments import bring_attachments
 from aotpack_loader.registry.client import Repository
 from aotpack_loader.registry.deadlines import SlowAnswerError, Watch, _Watched
@@ -75,6 +76,41 @@ def challenged(realm: str) -> bytes:
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 NO_HEAD = {"HEAD": answer("405 Method Not Allowed")}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        r"http://127.0.0.1:5000\@registry.example/x",  # urllib3 asks 127.0.0.1, and urlsplit sees the other host
+        r"https://169.254.169.254\@registry.example/",
+        "http://a b/",
+        'http://a"b/',
+        "http://a{b}/",
+        "http://a,b/",
+        "http://[::1/",
+        "http://a:99999/",
+    ],
+)
+def test_an_address_of_two_meanings_is_refused(url: str) -> None:
+    with pytest.raises(RegistryContentError, match="not understood"):
+        addresses.split(url, "registry.example")
+
+
+@pytest.mark.parametrize("host", ["localhost.", "127.0.0.1.", "a.localhost.", "0x7f.1", "[::ffff:127.0.0.1]", "[fe80::1%25eth0]"])
+def test_addresses_of_this_machine(host: str) -> None:
+    assert addresses.is_inside(addresses.split(f"http://{host}:80/x", "registry.example"))
+
+
+@pytest.mark.parametrize("host", ["registry.example", "registry.example:443", "user:pass@registry.example", "[2001:db8::1]:80"])
+def test_addresses_of_others(host: str) -> None:
+    assert not addresses.is_inside(addresses.split(f"https://{host}/x?y=z", "registry.example"))
+
+
+def test_a_link_names_no_other_host() -> None:
+    link = 'Link: <http://x//127.0.0.1:1/v2/a/b/tags/list?n=1>; rel="next"'
+    with Raw({"GET": answer("200 OK", b'{"tags": ["v1"]}', link)}) as server, pytest.raises(RegistryContentError, match="circle"):
+        Repository(quick(patience=PATIENCE, attempts=1), server.host, "a/b").tags()
+    assert any("GET /127.0.0.1:1/" in line for line in server.seen)
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,7 @@ def test_an_adapter_that_does_not_fit_changes_nothing(build: Callable[..., Any],
         {"base": 4},
         {"signature": [["x"]]},
         {"entries": {"other": {}}},
+        {"configs": {"default": {"megatron_core": "evil.core"}}},
         {"active": [], "base": "base_model.model"},
     ],
 )

@@ -23,6 +23,8 @@ MAX_MANIFEST_BYTES: Final = 4 << 20
 MAX_LAYER_BYTES: Final = 64 << 20
 """An attachment is a document. Larger ones are refused unread."""
 MAX_ATTACHMENTS: Final = 1024
+MAX_ALL_MANIFESTS: Final = 32 << 20
+"""Bytes of the manifests of all attachments of a bundle."""
 MAX_ALL_BYTES: Final = 256 << 20
 """Of the attachments that are pulled with a bundle."""
 
@@ -123,7 +125,13 @@ def read(layout: Layout, listed: Sequence[Descriptor], subject: Descriptor) -> t
     """
     found: list[Attachment] = []
     problems: list[Problem] = []
-    for descriptor in listed[:MAX_ATTACHMENTS]:
+    different = list({descriptor.digest: descriptor for descriptor in listed}.values())
+    size = 0
+    for descriptor in different[:MAX_ATTACHMENTS]:
+        size += descriptor.size
+        if size > MAX_ALL_MANIFESTS:
+            problems.append(Problem("index.json", f"manifests of attachments have more than {MAX_ALL_MANIFESTS} bytes"))
+            break
         try:
             attachment = _read(layout, descriptor)
         except AotpackError as error:
@@ -132,8 +140,8 @@ def read(layout: Layout, listed: Sequence[Descriptor], subject: Descriptor) -> t
         about = attachment.manifest.subject if attachment is not None else None
         if attachment is not None and about is not None and about.digest == subject.digest:
             found.append(attachment)
-    if len(listed) > MAX_ATTACHMENTS:
-        problems.append(Problem("index.json", f"it lists {len(listed)} attachments; the limit is {MAX_ATTACHMENTS}"))
+    if len(different) > MAX_ATTACHMENTS:
+        problems.append(Problem("index.json", f"it lists {len(different)} attachments; the limit is {MAX_ATTACHMENTS}"))
     return found, problems
 
 

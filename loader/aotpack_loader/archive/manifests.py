@@ -125,7 +125,8 @@ def read_programs(layout: Layout, manifests: list[Manifest]) -> list[Program]:
     """Return the program of each manifest. They are of one model: they differ in their graphs alone (M4)."""
     if not manifests:
         raise CorruptBundleError("The bundle has no targets.")
-    read = {config.digest: read_program(layout, config) for config in (manifest.config for manifest in manifests)}
+    configs = {manifest.config.digest: manifest.config for manifest in manifests}
+    read = {digest: read_program(layout, config) for digest, config in configs.items()}
     if len(read) > 1:
         require_one_model(list(read.values()))
     return [read[manifest.config.digest] for manifest in manifests]

@@ -85,12 +85,15 @@ def _order_problems(program: schema.Program) -> Iterator[Problem]:
 
 
 def _class_problems(program: schema.Program) -> Iterator[Problem]:
+    taken = {*(module.name for module in program.modules), *(entry.name for entry in program.state)}
     for i, module in enumerate(program.modules):
         if module.kind >= len(program.module_classes):
             yield Problem(f"$.modules[{i}].kind", f"N1: there are {len(program.module_classes)} classes")
         for name, value in module.attributes.items():
             if problem := data_problem(value):
                 yield Problem(f"$.modules[{i}].attributes[{shown(name)}]", f"N1: its value {problem}")
+            if (f"{module.name}.{name}" if module.name else name) in taken:
+                yield Problem(f"$.modules[{i}].attributes[{shown(name)}]", "N1: a submodule, parameter or buffer has this name")
 
 
 def _state_problems(program: schema.Program, known: Mapping[str, schema.Module]) -> Iterator[Problem]:

@@ -25,7 +25,10 @@ def validate_target(target: schema.Target, program: schema.Program, where: str) 
         known = {symbol.name for symbol in program.methods[name].symbols} if name in program.methods else ()
         problems += unknown_symbols(((f".constraints.{name}", text) for text in constraints), known, "$")
     entries = {entry.name: entry for entry in program.state}
+    described = {key.rpartition(".")[0] for key in (*target.executables, *target.sequences)}
     for name, method in program.methods.items():
+        if name not in described:
+            continue
         arities = {f"{name}.forward": subclasses.forward_arity(method, entries)}
         if method.backward is not None:
             arities[f"{name}.backward"] = subclasses.backward_arity(method.backward)

@@ -30,6 +30,8 @@ ADAPTERS = "aotpack_adapters"
 """The attribute of a ``schema.Pretrained`` that holds the adapters."""
 CODE = frozenset({"auto_mapping", "base_model_name_or_path", "revision"})
 """Values of a configuration that name code, or where to get it: no bundle holds them."""
+_MEGATRON = "megatron.core"
+"""The only module that the value ``megatron_core`` of a configuration may name: peft imports it."""
 _WEIGHTS = "adapter_model.safetensors"
 _REFUSED = (
     "add_adapter", "add_weighted_adapter", "delete_adapter", "disable_adapter", "disable_adapter_layers", "disable_adapters",
@@ -79,6 +81,7 @@ def _are_sound(adapters: Adapters) -> bool:
     return (
         all(type(name) is str and name and not set(name) & set("./\\\0") for name in names)  # they name folders
         and all(type(values) is dict for values in adapters.configs.values())
+        and all(values.get("megatron_core", _MEGATRON) in (None, _MEGATRON) for values in adapters.configs.values())
         and {*adapters.active, *adapters.entries} <= adapters.configs.keys()
         and (adapters.active or adapters.base is None)
         and all(type(text) is str for text in [*pairs, *([] if adapters.base is None else [adapters.base])])
@@ -258,16 +261,21 @@ def _show_entries(module: nn.Module, prefix: str, entries: dict[str, dict[str, s
 def _config(library: Any, values: dict[str, Any]) -> Any:
     """A configuration of the library's class. Values that this release of it does not have are left out."""
     kept = without_code(values)
-    kind = library.PEFT_TYPE_TO_CONFIG_MAPPING.get(kept.get("peft_type"))
+    name = kept.get("peft_type")
+    kind = library.PEFT_TYPE_TO_CONFIG_MAPPING.get(name) if isinstance(name, str) else None
     if kind is None:
         return Config(kept)
     fields = kind.__dataclass_fields__.keys() - {"peft_type"}
-    return kind(**{name: value for name, value in kept.items() if name in fields})
+    try:
+        return kind(**{name: value for name, value in kept.items() if name in fields})
+    except (TypeError, ValueError) as error:
+        raise CorruptBundleError(f"peft does not take a recorded configuration: {shown(str(error))}.") from error
 
 
 def without_code(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a configuration without :data:`CODE`."""
-    return {name: value for name, value in values.items() if name not in CODE}
+    """The values of a configuration without :data:`CODE`, and without a module of the user's own."""
+    own = {"megatron_core"} if values.get("megatron_core") != _MEGATRON else set()
+    return {name: value for name, value in values.items() if name not in CODE | own}
 
 
 def _base_model(self: Any) -> nn.Module:

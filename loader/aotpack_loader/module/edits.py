@@ -32,6 +32,8 @@ _COMPILED = "the submodules are compiled in"
 _ANY_MODULE = frozenset(dir(nn.Module))
 _OWN = _ANY_MODULE - {"forward"}
 """What torch's own code looks up: another ``train`` or ``state_dict`` of an instance acts as in eager."""
+_RESERVED = ("_aotpack", "_repr_", "__")
+"""Beginnings of names that no recorded attribute can have: those of ours, and of Python's and Jupyter's own protocols."""
 _FUNCTIONS = (FunctionType, MethodType)
 _HOOKS = {
     "_forward_pre_hooks": "forward pre-hook",
@@ -242,7 +244,7 @@ class Watched(nn.Module):
     def _aotpack_watch(self, edits: Edits, path: str, known: Mapping[str, Any]) -> None:
         """Start to check edits."""
         ours = _ANY_MODULE.union(vars(self)) if known else ()
-        shown = {name: value for name, value in known.items() if name not in ours and not name.startswith(("_aotpack", "__"))}
+        shown = {name: value for name, value in known.items() if name not in ours and not name.startswith(_RESERVED)}
         known = {name: frozen(value, _join(path, name)) for name, value in shown.items()}
         vars(self).update(known)
         vars(self).update(_aotpack_path=path, _aotpack_known=known, _aotpack_held=set(), _modules=Submodules(path))

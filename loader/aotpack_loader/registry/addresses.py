@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
+from typing import Final
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from ..errors import RegistryContentError
+
+_HOST: Final = re.compile(r"(\[[0-9A-Za-z:.%_~-]*\]|[0-9A-Za-z.%_~-]*)(:[0-9]*)?")
+"""A host and a port of a URL, by RFC 3986 less what no host name has."""
 
 
 def split(url: str, host: str) -> SplitResult:
@@ -20,7 +25,8 @@ def split(url: str, host: str) -> SplitResult:
         _ = parts.port  # parsed when it is asked for
     except ValueError:
         raise _not_understood(host) from None
-    if not url.isprintable():
+    # urllib3 ends the host at a backslash, where urlsplit goes on: what was checked would be another host than what is asked.
+    if not url.isprintable() or "\\" in url or not _HOST.fullmatch(parts.netloc.rpartition("@")[2]):
         raise _not_understood(host)
     return parts
 
@@ -49,7 +55,7 @@ def host_and_port(parts: SplitResult) -> str:
 
 def is_inside(parts: SplitResult) -> bool:
     """Whether a URL has a literal address of this machine or of its network segment. Names are not resolved."""
-    name = parts.hostname or ""
+    name = (parts.hostname or "").rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
         return True
     address = _address(name)

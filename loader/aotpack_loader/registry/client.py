@@ -199,7 +199,7 @@ class Repository:
                 return
             # Only path and query count, so that no other host is asked.
             following = split(join(request.url, link[1], self.host), self.host)
-            request = replace(request, url=f"{following.path}?{following.query}")
+            request = replace(request, url=f"/{following.path.lstrip('/')}?{following.query}")
             if request.url in seen:
                 raise RegistryContentError(f"{request.where}: the list goes round in a circle.")
             answer = None

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -289,6 +290,8 @@ class Transport:
 
     def _tls(self) -> ssl.SSLContext:
         if self._context is None:
+            if self.settings.ca_file and not Path(self.settings.ca_file).is_file():  # opening a FIFO would wait
+                raise RegistryError(f"The CA file {self.settings.ca_file!r} cannot be used: it is no file.")
             try:
                 self._context = ssl.create_default_context(cafile=self.settings.ca_file or None)
             except (OSError, ValueError) as error:

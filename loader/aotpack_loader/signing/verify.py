@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from .keys import PublicKey
 
 _MAX_TRIES: Final = 16_384
-"""Checks of one bundle, so that a hostile one with many signatures is refused in bounded time."""
+"""Signatures that are checked, each with each key: a hostile bundle with many is refused in bounded time."""
+_MAX_HASHED: Final = 512 << 20
+"""Bytes that these checks hash."""
 
 
 class Verdict(Struct, frozen=True):
@@ -38,7 +40,7 @@ def signer(bundle: Attached, keys: Sequence[PublicKey]) -> Verdict:
     if not keys:
         return Verdict(None, "no key is trusted")
     problems: list[Problem] = []
-    count = tries = 0
+    count = tries = hashed = 0
     for where, found in _signatures(bundle, problems):
         count += 1
         hint = found.verification_material.public_key
@@ -48,8 +50,10 @@ def signer(bundle: Attached, keys: Sequence[PublicKey]) -> Verdict:
         for key in keys:
             if not key.may_match(hint):
                 continue
-            tries += 1
-            if tries > _MAX_TRIES:
+            signatures = len(found.dsse_envelope.signatures)
+            tries += signatures
+            hashed += signatures * len(found.dsse_envelope.payload)
+            if tries > _MAX_TRIES or hashed > _MAX_HASHED:
                 return Verdict(None, "it has too many signatures", problems)
             if key.verifies(found.dsse_envelope):
                 if _is_about(found, bundle.digest, where, problems):
@@ -63,9 +67,11 @@ def signer(bundle: Attached, keys: Sequence[PublicKey]) -> Verdict:
 def _signatures(bundle: Attached, problems: list[Problem]) -> Iterator[tuple[str, documents.SigstoreBundle]]:
     attachments, damaged = bundle.attachments()
     problems += damaged
+    seen: set[str] = set()
     for attachment in attachments:
-        if attachment.kind != SIGSTORE_BUNDLE:
+        if attachment.kind != SIGSTORE_BUNDLE or attachment.layer.digest in seen:
             continue
+        seen.add(attachment.layer.digest)
         where = attachment.descriptor.digest
         try:
             if attachment.layer.size > documents.MAX_SIGNATURE_BYTES:
