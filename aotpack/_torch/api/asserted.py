@@ -67,6 +67,9 @@ class AssertedArguments(TorchFunctionMode):
             return _ctc_loss_of_tensors(function, args, kwargs or {})
         if function is torch._assert:
             return _assertion(*args, **(kwargs or {}))
+        if function is torch._assert_async and len(args) == 1 and not kwargs:
+            # torch.fx takes this overload for a call without an effect, and removes it.
+            return torch.ops.aten._assert_async.msg(*args, "Expected Tensor with single nonzero value, but got zero")
         if function is not torch.nn.functional.gaussian_nll_loss:
             return function(*args, **(kwargs or {}))
         args, kwargs = _clamped_variances(args, kwargs or {})

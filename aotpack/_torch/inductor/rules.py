@@ -75,6 +75,51 @@ def _remainder(x: torch.Tensor, divisor: Any) -> Any:
     return torch.where(rest * torch.ones_like(divisor).copysign(divisor) < 0, rest + divisor, rest)
 
 
+def _elu_backward(
+    gradient: torch.Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of ``elu`` as eager's vectors compute it: it is NaN where ``x`` is. torch's rule hides that."""
+    slope = alpha * scale
+    below = (x + slope) if is_result else torch.exp(x * input_scale) * slope
+    return gradient * torch.where(x > 0, scale, below * input_scale)
+
+
+def _within(gradient: torch.Tensor, x: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """The gradient of ``hardtanh``, which is zero where ``x`` is NaN, as in eager's vectors."""
+    return torch.where((x > low) & (x < high), gradient, 0)
+
+
+def _outside(gradient: torch.Tensor, x: torch.Tensor, bound: float) -> torch.Tensor:
+    """The gradient of ``softshrink``, which is zero where ``x`` is NaN, as in eager's vectors."""
+    return torch.where((x < -bound) | (x > bound), gradient, 0)
+
+
+def _hardswish_backward(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The gradient of ``hardswish``, which is NaN where ``x`` is."""
+    return gradient * torch.where(x <= -3, 0, torch.where(x >= 3, 1, x / 3 + 0.5))
+
+
+def _smooth_l1_loss_backward(
+    gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+) -> torch.Tensor:
+    """The gradient of ``smooth_l1_loss``, which is NaN where the difference is. torch's rule makes it zero."""
+    difference = x - target
+    norm = gradient / difference.numel() if reduction == 1 else gradient
+    slope = torch.where(difference.abs() >= beta, torch.sign(difference), difference / beta if beta else difference)
+    return norm * slope
+
+
+def _pow(x: torch.Tensor, exponent: Any) -> Any:
+    """``x ** -0.5`` as eager computes it: -0.0 gives minus infinity, and minus infinity NaN."""
+    return torch.rsqrt(x) if exponent == -0.5 and x.is_floating_point() else NotImplemented
+
+
+def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> Any:
+    """``index_fill``, which counts negative indices from the end. torch's rule ends in ``index_copy``, which does not."""
+    size = x.shape[dim] if x.dim() else 1
+    return torch._refs.index_fill(x, dim, torch.where(index < 0, index + size, index), value)
+
+
 def _sgn(x: torch.Tensor) -> torch.Tensor:
     """``sgn``. Of complex numbers it is one call: torch's rule makes seven, with ``abs`` again, in the gradient of ``abs``."""
     return NotImplemented if x.is_complex() else torch.sign(x)
@@ -131,6 +176,14 @@ _OWN: Rules = {
     torch.ops.aten.eye.default: lambda rows, **how: _eye(rows, rows, **how),
     torch.ops.aten.eye.m: _eye,
     torch.ops.aten._trilinear.default: _trilinear,
+    torch.ops.aten.elu_backward.default: _elu_backward,
+    torch.ops.aten.hardtanh_backward.default: _within,
+    torch.ops.aten.softshrink_backward.default: _outside,
+    torch.ops.aten.hardswish_backward.default: _hardswish_backward,
+    torch.ops.aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
+    torch.ops.aten.index_fill.int_Scalar: _index_fill,
+    torch.ops.aten.index_fill.int_Tensor: _index_fill,
+    torch.ops.aten.pow.Tensor_Scalar: _pow,
     torch.ops.aten.sgn.default: _sgn,
     torch.ops.aten.var.correction: _var,
     torch.ops.aten.var_mean.correction: _var_mean,

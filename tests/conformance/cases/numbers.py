@@ -53,6 +53,29 @@ def remainders(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return x * 1e6 % (2 * math.pi), x * 1e8 % y, torch.remainder(-3.0, y), y.long() % 3, (x % 1.5).bfloat16() % 0.3
 
 
+def gradients_at_nan(x: Tensor) -> tuple[Tensor, ...]:
+    """Eager's vectors, of which ``x`` fills several, give NaN or zero."""
+    nothing = torch.zeros_like(x)
+    smooth = [F.smooth_l1_loss(x, nothing, reduction=how, beta=0.5) for how in ("none", "sum")]
+    activated = F.elu(x), F.celu(x, 0.7), F.selu(x), F.hardtanh(x), F.relu6(x), F.hardswish(x), F.softshrink(x)
+    return (*activated, F.elu(x * 1, inplace=True), *smooth, x**-0.5)
+
+
+def margins_at_nan(x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    padded = torch.stack([labels, torch.full_like(labels, -1), labels, labels], 1)
+    return F.multi_margin_loss(x, labels), F.multilabel_margin_loss(x, padded)
+
+
+def filled(x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+    """Negative indices count from the end."""
+    return x.index_fill(0, index, 2.0), x.index_fill(-1, index, -1), x.clone().index_fill_(1, index, 3.0)
+
+
+def asserted(x: Tensor, mask: Tensor) -> Tensor:
+    torch._assert_async(mask.all())
+    return x * 2
+
+
 def variances(x: Tensor) -> tuple[Tensor, ...]:
     shifted = x + 1e5
     return shifted.var(), shifted.var(1), torch.var_mean(shifted, 1)[0], shifted.std(0)
@@ -88,6 +111,10 @@ def _with_target(number: float) -> MakeInputs:
     return lambda seed: ((torch.zeros(4, requires_grad=True), torch.full((4,), number)), {})
 
 
+_NAN, _INF = float("nan"), float("inf")
+_SPECIAL = torch.tensor(
+    [[_NAN] * 8, [_INF, -_INF, 0.0, -0.0, 3.0, -3.0, 1.0, -1.0], [1e30, -1e30, 1e-30, -1e-30, 6, 7, 2.9, -2.9]] * 2
+)
 _AT_THRESHOLD = torch.tensor([0.3, 0.31, 0.2, 0.5])
 _REFUSED: dict[str, tuple[Callable[..., object], tuple[Tensor, ...], str]] = {
     "celu, alpha 0": (lambda x: F.celu(x, 0.0), (torch.ones(3),), "alpha cannot be 0"),
@@ -144,6 +171,38 @@ CASES: list[Case] = [
         for target in targets or ("portable", "cpu")
     ),
     case("numbers: variance far from zero, cpu", variances, t(6, 40), targets=("cpu",)),
+    *(
+        row
+        for target in ("portable", "cpu")
+        for row in (
+            case(f"numbers: gradients where a number is NaN, {target}", gradients_at_nan, _leaf(_SPECIAL), targets=(target,)),
+            case(
+                f"numbers: margins where a score is NaN, {target}",
+                margins_at_nan,
+                _leaf(_SPECIAL.reshape(-1, 4)[:8]),
+                const(torch.arange(8) % 4),
+                targets=(target,),
+            ),
+            case(
+                f"numbers: index_fill from the end, {target}",
+                filled,
+                g(4, 4),
+                const(torch.tensor([-1, 0, -4])),
+                targets=(target,),
+            ),
+            case(
+                f"numbers: an assertion without a message (eager raises), {target}",
+                asserted,
+                g(2),
+                const(torch.tensor([True, True])),
+                calls=[
+                    Call(1),
+                    Call(2, inputs=lambda seed: ((torch.ones(2, requires_grad=True), torch.tensor([True, False])), {})),
+                ],
+                targets=(target,),
+            ),
+        )
+    ),
     case("numbers: small numbers, cpu", small, const(torch.logspace(-30, -0.01, 40)), targets=("cpu",)),
     case("numbers: remainders, cpu", remainders, g(40), t(40), targets=("cpu",)),
     *(

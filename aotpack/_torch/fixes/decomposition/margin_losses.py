@@ -32,7 +32,8 @@ def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: in
     is_label = classes < torch.where(labels == -1, classes, count).amin(-1, keepdim=True)
     is_target = (classes == torch.where(is_label, labels, -1).unsqueeze(-1)).any(1)
     of_labels = scores.gather(-1, torch.where(is_label, labels, 0))
-    margins = torch.relu(1 - of_labels.unsqueeze(2) + scores.unsqueeze(1)) / count
+    margins = 1 - of_labels.unsqueeze(2) + scores.unsqueeze(1)
+    margins = torch.where(margins > 0, margins, 0) / count  # NaN counts nothing, unlike relu's
     losses = torch.where(is_label.unsqueeze(2) & ~is_target.unsqueeze(1), margins, 0).sum((1, 2))
     return _reduced(losses, reduction, alone=x.dim() == 1), is_target.to(x.dtype).reshape(target.shape)
 
@@ -49,7 +50,8 @@ def _multi_margin_loss(
         torch._check(
             weight.dim() == 1 and weight.numel() == count, lambda: f"inconsistent weight size, got: {list(weight.shape)}"
         )
-    margins = torch.relu(margin - scores.gather(1, labels.unsqueeze(1)) + scores)
+    margins = margin - scores.gather(1, labels.unsqueeze(1)) + scores
+    margins = torch.where(margins > 0, margins, 0)  # NaN counts nothing, unlike relu's
     margins = margins if p == 1 else margins * margins
     margins = margins if weight is None else margins * weight[labels].unsqueeze(1)
     others = torch.arange(count, device=x.device) != labels.unsqueeze(1)
