@@ -462,9 +462,8 @@ def test_what_dynamo_refuses_the_next_front_end_takes(tmp_path: Path, monkeypatc
     x = torch.randn(2, 3)
     report = portable(model, (x,), tmp_path / "m")
     assert f"captured 'train' with the {expected} front end" in report.notes
-    refused = [warning for warning in report.warnings if "refused 'train'" in warning]
-    assert refused[0].startswith("the dynamo front end refused 'train': ")
-    assert len(refused) == 1  # the other reasons are notes
+    assert any(note.startswith("the dynamo front end refused 'train': ") for note in report.notes)
+    assert not any("refused" in warning for warning in report.warnings)  # the build succeeds
     assert expected == "export" or any("export has its own reasons" in note for note in report.notes)
     assert not any("checkpoint" in warning for warning in report.warnings)
     loaded = aotpack.load(tmp_path / "m")

@@ -278,8 +278,10 @@ def test_tools_that_record_a_call_are_refused(programs: list[LoadedProgram]) -> 
         "A run on fake tensors": lambda program: aot_module(program, fw_compiler=lambda graph, _: graph)(x),
     }
     for name, use in tools.items():
+        used = copy.deepcopy(programs[0])
         with pytest.raises(EditError, match=f"^{re.escape(name)} cannot trace a loaded bundle"):
-            use(copy.deepcopy(programs[0]))
+            use(used)
+        assert used(x).requires_grad, "a refused tool leaves the module as it was"
     with pytest.raises(Exception, match=r"torch\.export cannot trace a loaded bundle"):
         torch.export.export(copy.deepcopy(programs[0]), (x,), strict=True)
     assert programs[0](x).requires_grad

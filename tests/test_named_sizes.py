@@ -97,8 +97,9 @@ def test_second_derivatives_keep_the_relation(tmp_path: Path) -> None:
         ({"x": {0: Dim("batch", min=5, max=64)}}, r"x\.shape\[0\]: the example has 4, outside of 'batch', 5\.\.64"),
         ({"x": {0: BATCH}, "y": {0: BATCH}}, r"batch: one size in dynamic_shapes; the example has 4 by x\.shape\[0\], 6 by y"),
         ({"x": {0: BATCH}, "y": {0: 2 * BATCH}}, r"4 by x\.shape\[0\], 3 by y\.shape\[0\]"),
+        ({"x": {0: "batch"}, "y": {0: "batch"}}, r"x\.shape\[0\]: is 'batch' in dynamic_shapes, expected a torch\.export\.Dim"),
     ],
-    ids=["range", "equal", "multiple"],
+    ids=["range", "equal", "multiple", "text"],
 )
 def test_an_example_that_breaks_the_relation(tmp_path: Path, shapes: Any, message: str) -> None:
     with pytest.raises(BuildError, match=message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,15 @@ def test_directories_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_an_output_directory_that_cannot_be_written_to() -> None:
     assert "Nothing can be written to /proc: No such file" in str(refusal(Path("/proc/m"), targets=("portable",)))
+
+
+def test_an_output_that_is_no_regular_file(tmp_path: Path) -> None:
+    """A device was replaced by the bundle."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/null"), tmp_path / "pipe"):
+        mode = path.stat().st_mode
+        assert "is no regular file" in str(refusal(path, targets=("portable",)))
+        assert path.stat().st_mode == mode
 
 
 def test_a_registry_without_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

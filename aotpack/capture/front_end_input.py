@@ -113,10 +113,15 @@ def _is_input_with_gradient(node: object) -> bool:
     return bool(getattr(value, "requires_grad", True))
 
 
+_OF_RECURRENT_LAYERS = ("._flat_weights", "._flat_weight_refs")
+"""Lists of a recurrent layer's parameters, which torch makes again when a trace replaces the parameters."""
+
+
 def with_dry_run(dry_run: repeat.DryRun, assigned: Set[str], joint: aot_autograd.Joint) -> aot_autograd.Joint:
     """Return a joint graph with what a dry run found, and with the buffers to which the model ``assigned``."""
     touched = dry_run.touched._replace(names=dry_run.touched.names | assigned)
-    return dataclasses.replace(joint, compares=dry_run.compares, touched=touched, side_effects=dry_run.changed)
+    changed = tuple(name for name in dry_run.changed if not name.endswith(_OF_RECURRENT_LAYERS))
+    return dataclasses.replace(joint, compares=dry_run.compares, touched=touched, side_effects=changed)
 
 
 def lost(regions: checkpoints.Regions, joint: aot_autograd.Joint) -> tuple[str, ...]:

@@ -23,12 +23,8 @@ def remark_on(captured: Captured, method: str, run: Run, *, asked_for_regions: b
             run.warn(refused, once=refused)
         else:
             run.note(f"{method!r}: {refused}")
-    for i, problem in enumerate(captured.rejected):
-        ends = f"the {problem.where} front end{'s' * (',' in problem.where)} refused"
-        if i:  # one line says enough of a build that succeeds
-            run.note(f"{ends} {method!r}: {problem.message}")
-        else:
-            run.warn(f"{ends} {method!r}: {problem.message}", once=f"{ends}: {problem.message}")
+    for problem in captured.rejected:
+        run.note(f"the {problem.where} front end{'s' * (',' in problem.where)} refused {method!r}: {problem.message}")
     for line in dict.fromkeys(branch.where for branch in captured.branches):
         run.warn(f"{method!r} has only the branch that the example inputs take; a call that takes another fails: {line}")
     for lacking in left_out(captured.returned.spec):

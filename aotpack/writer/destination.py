@@ -27,6 +27,8 @@ def check_destination(out: str | os.PathLike[str], layout: str) -> tuple[Path, b
     if not as_directory:
         if path.is_dir():
             raise BuildError(f"{path} is a directory.", hint="End the path in '/' to write an unpacked bundle there.")
+        if path.exists() and not path.is_file():  # a device, a pipe: it would be replaced
+            raise BuildError(f"{path} is no regular file, so no bundle is written there.")
         return path, as_directory
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise BuildError(f"{path} is not a directory.")

@@ -25,6 +25,7 @@ def own_warnings() -> Iterator[None]:
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings("ignore", "Torchinductor does not support code generation for complex")  # it calls kernels
         warnings.filterwarnings("ignore", "Error detected in ")  # the error itself follows
+        warnings.filterwarnings("ignore", r"The tensor attributes? .*_flat_weights\[0\]")  # recurrent layers do so, not the user
         yield
 
 

@@ -176,6 +176,8 @@ def _sizes(tensor: torch.Tensor, spec: Any, path: str, problems: list[Problem]) 
         elif size is None or isinstance(size, int) or size is torch.export.Dim.STATIC:
             if isinstance(size, int) and size != tensor.shape[dim]:
                 problems.append(Problem(where, f"dynamic_shapes says {size}, the example has {tensor.shape[dim]}"))
+        elif not (hasattr(size, "min") or hasattr(size, "type")):
+            problems.append(Problem(where, f"is {size!r} in dynamic_shapes, expected a torch.export.Dim, an integer or None"))
         else:
             sizes[dim % tensor.dim()] = _checked(_bounds(size), tensor.shape[dim], where, problems)
     return sizes

@@ -23,8 +23,13 @@ if TYPE_CHECKING:
     from ..format import schema
     from .outline import EntryOutline, ModuleOutline, Outline
 
-Slots = dict[str, tuple[dict[str, Any], str]]
-"""For each state entry the dictionary that holds it, and its key."""
+
+class Slots(dict[str, tuple[dict[str, Any], str]]):
+    """For each state entry the dictionary that holds it, and its key there.
+
+    A class of its own, because ``torch.export`` rebuilds plain dictionaries among the attributes of a module, with copies
+    of what they hold.
+    """
 
 
 class Submodule(Watched):
@@ -87,7 +92,7 @@ def add_state(root: Watched, entries: list[EntryOutline], state: Mapping[str, to
     # nn.Module uses itself (``half``), but a ParameterList or ParameterDict of the original may
     # contain them.
     made: dict[str, torch.Tensor] = {}
-    slots: Slots = {}
+    slots = Slots()
     for entry in entries:
         owner, name = _owner(root, entry.name, edits)
         value = made[entry.tied_to] if entry.tied_to else state[entry.name]
