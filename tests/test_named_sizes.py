@@ -104,3 +104,21 @@ def test_second_derivatives_keep_the_relation(tmp_path: Path) -> None:
 def test_an_example_that_breaks_the_relation(tmp_path: Path, shapes: Any, message: str) -> None:
     with pytest.raises(BuildError, match=message):
         built(both, (rows(4, requires_grad=True), rows(6)), tmp_path, shapes)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "nearest-exact"])
+def test_a_size_that_leaves_no_pixel_is_refused(tmp_path: Path, mode: str) -> None:
+    """Eager raises, and the bundle returned an empty tensor."""
+
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(x[None, None], scale_factor=0.5, mode=mode)
+
+    example = (torch.randn(12, requires_grad=True),)
+    with pytest.raises(BuildError, match=r"allows more than the model: .*n.* > 0"):
+        built(halved, example, tmp_path, {"x": {0: Dim("n", min=1, max=64)}})
+    model = built(halved, example, tmp_path, {"x": {0: Dim("n", max=64)}})
+    assert model(torch.ones(2)).shape == (1, 1, 1)
+    with pytest.raises(RuntimeError, match="greater than 0"):
+        halved(torch.ones(1))
+    with pytest.raises(InputError):
+        model(torch.ones(1))

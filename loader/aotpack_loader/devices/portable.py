@@ -5,7 +5,8 @@ It needs no native code, so it is the safe target. It is also the reference for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,6 +46,8 @@ class PortableExecutable:
         for node in graph.nodes:
             self._slots[node.name] = len(self._slots)
         last_use = self._last_uses(graph)
+        self._rest: list[Any] = [None] * len(graph.nodes)
+        """The slots after those of the inputs: results of the nodes, then constants."""
         self._program = [self._instruction(node, declared, last_use) for node in graph.nodes]
         self._unused = last_use.get("", [])
         self._outputs = self._list_builder(graph.outputs)
@@ -54,7 +57,7 @@ class PortableExecutable:
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Run the graph on ``inputs`` and return its outputs. ``inputs`` is emptied, so that values can be freed."""
-        slots: _Slots = inputs + [None] * len(self._program)
+        slots: _Slots = inputs + self._rest
         inputs.clear()
         for slot in self._unused:
             slots[slot] = None
@@ -103,9 +106,27 @@ class PortableExecutable:
     def _instruction(self, node: schema.Node, declared: Collection[str], last_use: dict[str, list[int]]) -> Any:
         function = self._implementation(node, declared)
         operators.check_arguments(node, declared)
-        args = self._list_builder(node.args)
+        args = self._argument_reader(node.args)
         kwargs = self._dict_builder(node.kwargs) if node.kwargs else None
         return function, args, kwargs, self._slots[node.name], tuple(last_use[node.name])
+
+    def _argument_reader(self, args: list[Any]) -> Callable[[_Slots], Sequence[Any]]:
+        """A function that reads the arguments of a node. Constants have slots, too, so that one call in C reads most nodes'."""
+        if not args or any(isinstance(arg, list) and any(_names(arg)) for arg in args):
+            return self._list_builder(args)
+        slots = [self._slot_of(arg) for arg in args]
+        return itemgetter(*slots) if len(slots) > 1 else itemgetter(slice(slots[0], slots[0] + 1))
+
+    def _slot_of(self, arg: Any) -> int:
+        if isinstance(arg, schema.ValueRef):
+            return self._slot(arg)
+        self._rest.append(self._constant(arg))
+        return self._count_inputs + len(self._rest) - 1
+
+    def _slot(self, arg: schema.ValueRef) -> int:
+        if arg.name not in self._slots:
+            raise CorruptBundleError(f"A graph uses the value {arg.name!r}, which it does not define.")
+        return self._slots[arg.name]
 
     def _list_builder(self, args: list[Any]) -> Callable[[_Slots], list[Any]]:
         """A function that builds the argument list from the slots. Constant parts are made once."""
@@ -122,10 +143,7 @@ class PortableExecutable:
     def _builder(self, arg: Any) -> tuple[Callable[[_Slots], Any] | None, Any]:
         """``(reader, None)`` for an argument that depends on slots, ``(None, value)`` for a constant."""
         if isinstance(arg, schema.ValueRef):
-            if arg.name not in self._slots:
-                raise CorruptBundleError(f"A graph uses the value {arg.name!r}, which it does not define.")
-            slot = self._slots[arg.name]
-            return (lambda slots: slots[slot]), None
+            return itemgetter(self._slot(arg)), None
         if isinstance(arg, list) and any(_names(arg)):
             return self._list_builder(arg), None
         return None, self._constant(arg)

@@ -114,7 +114,16 @@ def _needed(operator: torch._ops.OpOverload) -> list[tuple[int, str]]:
 def _with_tensors(function: Callable[..., Any], needed: Sequence[tuple[int, str]]) -> Callable[..., Any]:
     """``function`` where tensors are given. torch takes None for an undefined tensor, which some kernels use."""
 
+    positions = [at for at, _ in needed]
+    count = len(positions) if positions == [*range(len(positions))] else -1
+
     def checked(*args: Any, **kwargs: Any) -> Any:
+        if 0 <= count <= len(args):  # in most calls
+            for value in args[:count]:
+                if value is None or type(value) in (list, tuple):
+                    break
+            else:
+                return function(*args, **kwargs)
         for at, name in needed:
             value = args[at] if 0 <= at < len(args) else kwargs.get(name)
             if value is None or (type(value) in (list, tuple) and None in map(_or_none, value)):

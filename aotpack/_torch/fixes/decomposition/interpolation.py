@@ -34,6 +34,7 @@ def interpolate_by_sizes() -> Iterator[None]:
         ]
 
     def resize_nearest(x: torch.Tensor, sizes: Sequence[int], factors: Sequence[float | None], exact: bool = False) -> Any:
+        _require_pixels(sizes)
         by_sizes = list(factors) if exact else plain(x, sizes, factors, (1, 2))
         if len(sizes) != 2 and by_sizes != list(factors):  # 1-d and 3-d kernels use the factor, except for gradients
             if torch.is_grad_enabled() and x.requires_grad:
@@ -44,6 +45,7 @@ def interpolate_by_sizes() -> Iterator[None]:
         return resized.contiguous(memory_format=kept)
 
     def resize_linear(x: torch.Tensor, sizes: Sequence[int], align_corners: bool, factors: Sequence[float | None]) -> Any:
+        _require_pixels(sizes)
         return linear(x, sizes, align_corners, factors if align_corners else plain(x, sizes, factors, (1,)))
 
     with (
@@ -51,6 +53,12 @@ def interpolate_by_sizes() -> Iterator[None]:
         patched("decomposition-interpolate-by-a-factor", decompositions, "_upsample_linear", resize_linear),
     ):
         yield
+
+
+def _require_pixels(sizes: Sequence[int]) -> None:
+    """Refuse an empty output, as eager's kernels do. A size that varies gets a constraint."""
+    for size in sizes:
+        torch._check(size > 0, lambda: f"Input and output sizes should be greater than 0, got the output {list(sizes)}")
 
 
 def _is_fraction(factor: float | None) -> bool:
