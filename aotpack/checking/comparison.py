@@ -30,15 +30,19 @@ class Reference:
             eager = replace(eager, call=replace(eager.call, anywhere=True))
             self.plain = eager.run(example)
         self.eager, self.example = eager, example
-        self.draws = bool(self.plain.generator) and not torch.equal(self.plain.generator[-1], _start())
+        moved = bool(self.plain.generator) and not torch.equal(self.plain.generator[-1], _start())
+        self.draws = moved and eager.draws(example)
+        if moved and not self.draws:  # another thread did
+            self.plain.generator.clear()
         self.unlike: Collection[str] = frozenset()
         if self.draws and not same_numbers and self.plain.error is None:
             self.unlike = _unequal(self.plain, eager.run(example, seed=1))
 
     @cached_property
     def exact(self) -> Observation | None:
-        """Eager in float64, if it runs."""
-        return self.eager.run_in_double(self.example, self.plain)
+        """Eager in float64 with the same random numbers, if it runs."""
+        seen = self.eager.run_in_double(self.example)
+        return seen if seen is not None and (not self.draws or same_draws(seen, self.plain)) else None
 
     def differences(self, bundle: Observation) -> list[str]:
         """What a caller sees of the bundle that differs from eager by more than rounding."""
@@ -58,7 +62,7 @@ class Reference:
             if not left:
                 break
             seen = self.eager.run_nudged(self.example, seed, roundings)
-            if seen.error is None and same_draws(seen, self.plain):
+            if seen.error is None and (not self.draws or same_draws(seen, self.plain)):
                 moved.append((roundings, {path: value_at(seen, path) for path in left}))
             left = {path for path in left if not is_rounding(path, self.plain, bundle, self.exact, moved)}
         return _lines(differences(self.plain, bundle, lambda path, ours, theirs: path not in left))

@@ -16,6 +16,7 @@ from aotpack_loader.runtime.modes import as_built
 from .._torch.api.argument_records import open_dataclasses
 from .._torch.api.double import in_double, widened
 from .._torch.api.nudged import Nudged, nudge
+from .._torch.api.random_operators import Drawing
 from ..capture import has_modes
 from ..capture.dry_run import repeat
 from .calling import Arguments, Call, observe, state_of
@@ -68,8 +69,15 @@ class Eager:
         with Nudged(generator, roundings, given):
             return self._observe(arguments, state, 0)
 
-    def run_in_double(self, example: Example, like: Observation) -> Observation | None:
-        """The same in float64 with the random numbers of ``like``; None where that cannot be done."""
+    def draws(self, example: Example) -> bool:
+        """Whether the model itself draws random numbers: other threads share the default generator."""
+        _, arguments, state = example.copies(state_of(self.module))
+        with Drawing() as drawing:  # type: ignore[no-untyped-call]
+            self._observe(arguments, state, 0)
+        return bool(drawing.found)
+
+    def run_in_double(self, example: Example) -> Observation | None:
+        """The same in float64; None where that cannot be done."""
         copies, arguments, state = example.copies(state_of(self.module))
         tensors = (*state.values(), *arguments.given.values())
         if copies.share_memory or any(map(_is_subclass, tensors)):
@@ -90,7 +98,7 @@ class Eager:
         floats = [x.dtype for x in tensors if x.is_floating_point()]
         with in_double(max(floats, key=floats.count, default=torch.float32)):
             seen = self._observe(Arguments(args, kwargs, sources), state, 0)
-        return seen if seen.error is None and same_draws(seen, like) else None
+        return seen if seen.error is None else None
 
     @staticmethod
     def args_of(arguments: Arguments) -> tuple[tuple[Any, ...], dict[str, Any]]:

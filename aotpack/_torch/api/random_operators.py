@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._functorch import partitioners
 from torch._higher_order_ops import effects
 from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import TorchDispatchMode
 
 RANDOM = torch.Tag.nondeterministic_seeded
 _TAGS_FORWARD = hasattr(partitioners, "_has_tag_is_forward")
@@ -18,7 +20,24 @@ def is_random(node: Node) -> bool:
 
     Attention has the tag too, but draws nothing without dropout.
     """
-    return isinstance(node.target, torch._ops.OpOverload) and RANDOM in node.target.tags and _argument(node, "dropout_p") != 0
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and _draws(target, node.args, node.kwargs)
+
+
+def _draws(operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return RANDOM in operator.tags and _argument(operator, args, kwargs, "dropout_p") != 0
+
+
+class Drawing(TorchDispatchMode):
+    """Notes whether a run draws from the default generator. Operators that are not torch's own may."""
+
+    found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("generator") is None:
+            self.found |= func.namespace not in ("aten", "prims") or _draws(func, args, kwargs)
+        return func(*args, **kwargs)
 
 
 def draws_in_subgraphs(module: GraphModule) -> list[Node]:
@@ -27,12 +46,11 @@ def draws_in_subgraphs(module: GraphModule) -> list[Node]:
     return [node for graph in inner for node in graph.nodes if is_random(node)]
 
 
-def _argument(node: Node, name: str) -> Any:
+def _argument(operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
     """The value of an operator's argument called ``name``, or None."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    for i, argument in enumerate(node.target._schema.arguments):
+    for i, argument in enumerate(operator._schema.arguments):
         if argument.name == name:
-            return node.args[i] if i < len(node.args) else node.kwargs.get(name, argument.default_value)
+            return args[i] if i < len(args) else kwargs.get(name, argument.default_value)
     return None
 
 
