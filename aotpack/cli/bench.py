@@ -100,12 +100,16 @@ def _table(figures: list[Figures]) -> Table:
     return table
 
 
+def _times(factor: float) -> str:
+    return f"{factor:,.0f}" if factor >= 100 else f"{factor:.3g}"
+
+
 def compared(ratio: float) -> str:
     """Return the ratio of two times as text that says which one is faster."""
     if ratio <= 0.5:
-        return f"{1 / ratio:.3g} times as fast"
+        return f"{_times(1 / ratio)} times as fast"
     if ratio >= 2:
-        return f"{ratio:.3g} times as long (slower)"
+        return f"{_times(ratio)} times as long (slower)"
     percent = round(abs(1 - ratio) * 100)
     if percent == 0:
         return "the same"

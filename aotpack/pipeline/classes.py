@@ -39,31 +39,40 @@ class Traced(NamedTuple):
 def trace(run: Run, example: Example, options: Options, targets: Sequence[Target], passing: contextlib.ExitStack) -> list[Traced]:
     """Trace the methods for each class of decompositions among the targets. The classes share what is stored.
 
-    A model that assigns tensors with gradients to buffers takes these as arguments until ``passing`` ends.
+    A model that assigns tensors to buffers, and cannot be traced otherwise, takes them as an argument until ``passing`` ends.
     """
-    model, sizes = example.model, example.dynamic_shapes
-    of_buffers = set(sizes) & {name for name, _ in model.named_buffers()} if _may_name_buffers(example) else set()
-    try:
-        if not of_buffers:
+    if not _names_buffers(example):
+        try:
             return _trace(run, example, options, targets)
-    except CaptureError as error:
-        if not isinstance(model, torch.nn.Module) or not any(text in str(error) for text in PASSABLE):
-            raise
-        if not (names := _assigned_by(example)):
-            raise
-    else:
-        names = _assigned_by(example)
-        sizes = {name: size for name, size in sizes.items() if name not in names}
-        sizes |= {ASSIGNED: {name: example.dynamic_shapes.get(name) for name in names}} if names else {}
-    passing.enter_context(assigned_state.passed(model, names))
-    kwargs = {**example.kwargs, ASSIGNED: assigned_state.example(model, names)}
-    passed = replace(example, kwargs=kwargs, dynamic_shapes=sizes, assigned=names)
+        except CaptureError as error:
+            passable = "trace" in options.front_ends and isinstance(example.model, torch.nn.Module)
+            if not passable or not any(text in str(error) for text in PASSABLE) or not (names := _assigned_by(example)):
+                raise
+    elif not (names := _assigned_by(example)):
+        return _trace(run, example, options, targets)  # which says that no argument has such a name
     # The other front ends analyse the user's own forward.
-    return _trace(run, passed, replace(options, front_ends=("trace",), regional=False), targets)
+    options = replace(options, front_ends=("trace",), regional=False)
+    return _trace(run, _with_state(example, names, passing), options, targets)
 
 
-def _may_name_buffers(example: Example) -> bool:
-    return isinstance(example.model, torch.nn.Module) and isinstance(example.dynamic_shapes, Mapping)
+def _names_buffers(example: Example) -> bool:
+    """Whether sizes of buffers are to vary."""
+    model, sizes = example.model, example.dynamic_shapes
+    return (
+        isinstance(model, torch.nn.Module)
+        and isinstance(sizes, Mapping)
+        and any(name in sizes for name, _ in model.named_buffers())
+    )
+
+
+def _with_state(example: Example, names: Sequence[str], passing: contextlib.ExitStack) -> Example:
+    """The example with the buffers ``names`` as a further argument, which the model takes until ``passing`` ends."""
+    passing.enter_context(assigned_state.passed(example.model, names))
+    kwargs, sizes = {**example.kwargs, ASSIGNED: assigned_state.example(example.model, names)}, example.dynamic_shapes
+    if isinstance(sizes, Mapping):
+        others = {name: size for name, size in sizes.items() if name not in names}
+        sizes = {**others, ASSIGNED: {name: sizes.get(name) for name in names}}
+    return replace(example, kwargs=kwargs, dynamic_shapes=sizes, assigned=names)
 
 
 def _assigned_by(example: Example) -> list[str]:
