@@ -70,11 +70,11 @@ class Eager:
             return self._observe(arguments, state, 0)
 
     def draws(self, example: Example) -> bool:
-        """Whether the model itself draws random numbers: other threads share the default generator."""
+        """Whether the model itself draws random numbers, or may: other threads share the default generator."""
         _, arguments, state = example.copies(state_of(self.module))
         with Drawing() as drawing:  # type: ignore[no-untyped-call]
-            self._observe(arguments, state, 0)
-        return bool(drawing.found)
+            seen = self._observe(arguments, state, 0)
+        return bool(drawing.found) or seen.error is not None  # control flow takes no such mode
 
     def run_in_double(self, example: Example) -> Observation | None:
         """The same in float64; None where that cannot be done."""

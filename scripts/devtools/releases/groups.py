@@ -105,7 +105,8 @@ GROUPS = (
         "builder",
         "Builds: options, sizes, random numbers, recomputation, refusals",
         _files(
-            "build branches capture gpus overlaps process_copy random recompute refusals regional sizes_of_one threads unchanged"
+            "assigned_state build branches capture gpus overlaps process_copy random recompute refusals regional"
+            " sizes_of_one threads unchanged"
         ),
         code="portable",
     ),
