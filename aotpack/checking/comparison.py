@@ -21,18 +21,19 @@ _NUDGES = (1, 1, 8, 8, 8, 8, 8, 8)
 class Reference:
     """Eager's results for an example, and what is asked of eager only where a bundle differs.
 
-    ``unlike`` are results that depend on random numbers which the bundle draws otherwise.
+    ``unlike`` are results that depend on random numbers which the bundle draws otherwise. Without ``may_draw``
+    the model draws none, and whatever moves the default generator is another thread.
     """
 
-    def __init__(self, eager: Eager, example: Example, *, same_numbers: bool) -> None:
+    def __init__(self, eager: Eager, example: Example, *, same_numbers: bool, may_draw: bool = True) -> None:
         self.plain = eager.run(example)
         if "use_reentrant=True" in str(self.plain.error):
             eager = replace(eager, call=replace(eager.call, anywhere=True))
             self.plain = eager.run(example)
         self.eager, self.example = eager, example
         moved = bool(self.plain.generator) and not torch.equal(self.plain.generator[-1], _start())
-        self.draws = moved and eager.draws(example)
-        if moved and not self.draws:  # another thread did
+        self.draws = moved and may_draw
+        if moved and not may_draw:  # another thread did
             self.plain.generator.clear()
         self.unlike: Collection[str] = frozenset()
         if self.draws and not same_numbers and self.plain.error is None:

@@ -16,7 +16,6 @@ from aotpack_loader.runtime.modes import as_built
 from .._torch.api.argument_records import open_dataclasses
 from .._torch.api.double import in_double, widened
 from .._torch.api.nudged import Nudged, nudge
-from .._torch.api.random_operators import Drawing
 from ..capture import has_modes
 from ..capture.dry_run import repeat
 from .calling import Arguments, Call, observe, state_of
@@ -68,13 +67,6 @@ class Eager:
         given = [x for x in (*state.values(), *arguments.given.values()) if id(x) not in buffers]
         with Nudged(generator, roundings, given):
             return self._observe(arguments, state, 0)
-
-    def draws(self, example: Example) -> bool:
-        """Whether the model itself draws random numbers, or may: other threads share the default generator."""
-        _, arguments, state = example.copies(state_of(self.module))
-        with Drawing() as drawing:  # type: ignore[no-untyped-call]
-            seen = self._observe(arguments, state, 0)
-        return bool(drawing.found) or seen.error is not None  # control flow takes no such mode
 
     def run_in_double(self, example: Example) -> Observation | None:
         """The same in float64; None where that cannot be done."""

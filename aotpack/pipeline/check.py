@@ -23,6 +23,7 @@ from aotpack_loader.runtime.modes import as_built
 
 from .._torch.api.addresses import storage_address
 from .._torch.api.gpus import without_gpus
+from .._torch.api.random_operators import may_draw
 from ..checking import draws, faults
 from ..checking.calling import Call, observe, state_of
 from ..checking.comparison import Reference
@@ -193,7 +194,9 @@ class _Check:
         is_example = inputs == "the example inputs"
         call = Call(plan.grad, draws=True, again=method.second is not None)
         same = method.rng == "eager" or self._draws_as_eager
-        reference = Reference(Eager(self._context.module, described, plan.training, call), example, same_numbers=same)
+        graphs = [graph for graph in (method.convention.forward, method.convention.backward) if graph is not None]
+        eager = Eager(self._context.module, described, plan.training, call)
+        reference = Reference(eager, example, same_numbers=same, may_draw=any(map(may_draw, graphs)))
         if reference.plain.error is not None and not is_example:
             return
         if reference.unlike and is_example:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._functorch import partitioners
 from torch._higher_order_ops import effects
 from torch.fx import GraphModule, Node
-from torch.utils._python_dispatch import TorchDispatchMode
 
 RANDOM = torch.Tag.nondeterministic_seeded
 _TAGS_FORWARD = hasattr(partitioners, "_has_tag_is_forward")
@@ -20,24 +18,17 @@ def is_random(node: Node) -> bool:
 
     Attention has the tag too, but draws nothing without dropout.
     """
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and _draws(target, node.args, node.kwargs)
+    return isinstance(node.target, torch._ops.OpOverload) and RANDOM in node.target.tags and _argument(node, "dropout_p") != 0
 
 
-def _draws(operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    return RANDOM in operator.tags and _argument(operator, args, kwargs, "dropout_p") != 0
+def may_draw(module: GraphModule) -> bool:
+    """Whether a graph draws random numbers. Operators that are not torch's own may."""
+    graphs = [m.graph for m in module.modules() if isinstance(m, GraphModule)]
+    return any(is_random(node) or _is_foreign(node.target) for graph in graphs for node in graph.nodes)
 
 
-class Drawing(TorchDispatchMode):
-    """Notes whether a run draws from the default generator. Operators that are not torch's own may."""
-
-    found = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if kwargs.get("generator") is None:
-            self.found |= func.namespace not in ("aten", "prims") or _draws(func, args, kwargs)
-        return func(*args, **kwargs)
+def _is_foreign(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in ("aten", "prims")
 
 
 def draws_in_subgraphs(module: GraphModule) -> list[Node]:
@@ -46,11 +37,12 @@ def draws_in_subgraphs(module: GraphModule) -> list[Node]:
     return [node for graph in inner for node in graph.nodes if is_random(node)]
 
 
-def _argument(operator: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+def _argument(node: Node, name: str) -> Any:
     """The value of an operator's argument called ``name``, or None."""
-    for i, argument in enumerate(operator._schema.arguments):
+    assert isinstance(node.target, torch._ops.OpOverload)
+    for i, argument in enumerate(node.target._schema.arguments):
         if argument.name == name:
-            return args[i] if i < len(args) else kwargs.get(name, argument.default_value)
+            return node.args[i] if i < len(node.args) else node.kwargs.get(name, argument.default_value)
     return None
 
 
