@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+SHOWN = 60
+"""Characters of a name or a value that a message shows: those of a bundle may have any length."""
+
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Categories of characters that change how other text is shown, or cannot be seen."""
 
@@ -19,12 +22,12 @@ def visible(text: str, *, keep: str = "") -> str:
 
 
 def shown(value: object) -> str:
-    """Return the ``repr`` of a value, cut to 60 characters. Python refuses to spell integers of very many digits."""
+    """Return the ``repr`` of a value, cut to `SHOWN` characters. Python refuses to spell integers of very many digits."""
     try:
         text = repr(value)
     except ValueError:
         return "of too many digits"
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def visible_lines(text: str) -> str:

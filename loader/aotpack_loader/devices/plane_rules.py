@@ -72,7 +72,10 @@ def pad_backward(dims: int, *, reflects: bool) -> Rule:
 
 
 def planes(given: Arguments) -> None:
-    """The result, which has planes of the stated size, is bounded."""
+    """The result is bounded. It has planes of the stated size, or in a backward the stated size of the input."""
+    if "input_size" in given:
+        elements("input_size")(given)
+        return
     value, sizes = given["self"], [int(item) for item in given["output_size"]]
     count = math.prod([*value.shape[: -len(sizes)], *map(abs, sizes)])
     require(count <= MAX_ELEMENTS, f"output_size {sizes} states {count} elements, the limit is {MAX_ELEMENTS}")
@@ -120,7 +123,7 @@ def scaled(given: Arguments) -> None:
 
     Kernels ignore a scale that is not positive.
     """
-    elements("input_size")(given) if "input_size" in given else planes(given)
+    planes(given)
     last = max((int(item) for item in given["output_size"]), default=0)
     for name in ("scales", "scales_d", "scales_h", "scales_w"):
         scale = given.get(name)
@@ -149,7 +152,7 @@ def antialiased(given: Arguments) -> None:
     require(value.dim() == 4 and len(outer) == 2 and min(outer) > 0, "output_size")
     sizes = list(value.shape) if inner is None else [int(item) for item in inner]
     require(len(sizes) == 4 and min(sizes) > 0, "the input is empty")
-    elements("input_size")(given) if inner is not None else planes(given)
+    planes(given)
     if inner is not None:
         require(list(value.shape) == [*sizes[:2], *outer], "grad_output is not of the output's size")
     for name, extent, wanted in (("scales_h", sizes[2], outer[0]), ("scales_w", sizes[3], outer[1])):

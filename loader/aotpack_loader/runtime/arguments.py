@@ -7,17 +7,16 @@ original takes through ``*rest`` has no name, so errors give its index (``args[3
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from ..devices.literals import literal
 from ..errors import Problem
 from ..format import schema
 from ..format.interface import call_trees
+from ..text import SHOWN
 from .tree import MISSING, Flattener, count_leaves, flattener
 
 Describe = Callable[[Any], str]
-_SHOWN: Final = 60
-"""Characters of a parameter's name in a path: a bundle may have names of any length."""
 
 
 class Arguments:
@@ -119,7 +118,7 @@ def _given_twice(name: str) -> Problem:
 
 
 def _flatteners(trees: Sequence[schema.Tree], names: Sequence[str]) -> list[tuple[Flattener, int]]:
-    return [(flattener(tree, name[:_SHOWN]), count_leaves(tree)) for tree, name in zip(trees, names, strict=True)]
+    return [(flattener(tree, name[:SHOWN]), count_leaves(tree)) for tree, name in zip(trees, names, strict=True)]
 
 
 def _flatten(flatten: Flattener, count: int, value: Any, leaves: list[Any], problems: list[Problem]) -> None:

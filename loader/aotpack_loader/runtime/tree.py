@@ -13,7 +13,7 @@ import torch
 
 from ..errors import Problem
 from ..format import schema
-from ..text import shown
+from ..text import SHOWN, shown
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "<missing>"})()
 """Stands for a leaf that the caller did not give; a problem has been reported for it."""
@@ -35,7 +35,7 @@ def leaf_paths(tree: schema.Tree, path: str) -> list[str]:
     if isinstance(tree, schema.GivenNode):
         return []
     if isinstance(tree, schema.RecordNode):
-        steps = [f".{field[:60]}" for field in tree.fields]
+        steps = [f".{field[:SHOWN]}" for field in tree.fields]
     else:
         keys = tree.keys if isinstance(tree, schema.DictNode) else range(len(tree.items))
         steps = [f"[{shown(key)}]" for key in keys]
@@ -107,7 +107,7 @@ def _mapping_flattener(tree: schema.DictNode, path: str) -> Flattener:
 
 def _record_flattener(tree: schema.RecordNode, path: str) -> Flattener:
     parts = [
-        (field, flattener(item, f"{path}.{field[:60]}"), count_leaves(item))
+        (field, flattener(item, f"{path}.{field[:SHOWN]}"), count_leaves(item))
         for field, item in zip(tree.fields, tree.items, strict=True)
     ]
 
@@ -118,7 +118,7 @@ def _record_flattener(tree: schema.RecordNode, path: str) -> Flattener:
             elif hasattr(value, field):
                 part(getattr(value, field), leaves, problems)
             else:
-                _fail(size, f"{path}.{field[:60]}", f"missing on the {type(value).__name__} given", leaves, problems)
+                _fail(size, f"{path}.{field[:SHOWN]}", f"missing on the {type(value).__name__} given", leaves, problems)
         others = [key for key in value if key not in known] if isinstance(value, Mapping) else tree.none_fields
         for name in others:
             given = value[name] if isinstance(value, Mapping) else getattr(value, name, None)

@@ -204,7 +204,7 @@ def detached_in_place(x: Tensor) -> Tensor:
 
 CASES: list[Case] = [
     *(module_case(f"assigned buffers: {f.__name__}", buffers(f), g(4, 3), calls=CALLS) for f in WORKS),
-    *(module_case(f"assigned buffers: {f.__name__}", buffers(f), g(4, 3)) for f in (without_setattr,)),
+    module_case("assigned buffers: without_setattr", buffers(without_setattr), g(4, 3)),
     *(
         module_case(f"assigned buffers: in a module called twice, {end}", Nested, g(4, 3), calls=CALLS, front_ends=(end,))
         for end in ("export", "trace")
