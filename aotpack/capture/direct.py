@@ -12,34 +12,21 @@ import torch
 import torch.utils._pytree as pytree
 
 from .._torch.api import checkpoint as checkpoints
-from .._torch.api import fake_tensors, own_gradients
+from .._torch.api import own_gradients
 from .._torch.api.module_stack import recorded_modules
 from .._torch.tracing import aot_autograd
 from .dry_run import repeat
-from .front_end_input import FrontEndInput, lost, observed_python, with_dry_run
+from .front_end_input import FrontEndInput, fake_example, lost, observed_python, with_dry_run
 from .inputs.dynamic_shapes import DynamicShapes
 
 
 def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
     """Return the joint graph, and the user's lines whose checkpoints are missing from it."""
     model, args, kwargs = source.model, source.args, source.kwargs
-    shapes = source.shapes
-    mode = fake_tensors.fake_mode_with_shapes()
-    dims = {id(tensor): sizes for tensor, sizes in shapes.of_tensors(args, kwargs)}
-    fakes: dict[int, torch.Tensor] = {}
-
-    def fake(leaf: Any) -> Any:
-        if id(leaf) not in fakes:
-            fakes[id(leaf)] = fake_tensors.fake_tensor(mode, leaf, dims.get(id(leaf), {}))
-        return fakes[id(leaf)]
-
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    integers = {i: fake_tensors.varying_integer(mode, leaves[i], bounds) for i, bounds in shapes.integers.items()}
-    faked = [fake(leaf) if isinstance(leaf, torch.Tensor) else integers.get(i, leaf) for i, leaf in enumerate(leaves)]
-    fake_args, fake_kwargs = pytree.tree_unflatten(faked, spec)
+    mode, fake_args, fake_kwargs = fake_example(source)
     with observed_python(model) as assigned:
         dry_run = repeat.run_on_fake_tensors(model, args, kwargs)
-        _fix_numbers(model, leaves, shapes)
+        _fix_numbers(model, pytree.tree_leaves((args, kwargs)), source.shapes)
         with (
             mode,
             checkpoints.kept_checkpoints() as regions,

@@ -15,19 +15,36 @@ import torch.utils._pytree as pytree
 
 from .._torch.api import checkpoint as checkpoints
 from .._torch.api import fake_tensors, inference, writes
+from .._torch.api.random_operators import draws_in_subgraphs
+from .._torch.api.shape_env import fixed_sizes
 from .._torch.tracing import aot_autograd, dynamo, fake_run
 from ..graph import source_line
 from .dry_run import repeat
-from .front_end_input import FrontEndInput, refuse_storage_changes
-from .loops import copy_captured_carries
+from .front_end_input import FrontEndInput, fake_example, refuse_storage_changes
+from .loops.any_length import captured_for_any_length
+from .loops.carries import copy_captured_carries
+from .loops.rolled import roll
 from .own_data import drop_assignments_of_own_data
+
+
+class _UnrollableError(Exception):
+    """A graph whose loops were rolled to scans cannot be traced."""
 
 
 def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
     """Return the joint graph, and the user's lines whose checkpoints it does not recompute."""
+    try:
+        return _traced(source, rolls=True)
+    except _UnrollableError:
+        return _traced(source, rolls=False)
+
+
+def _traced(source: FrontEndInput, *, rolls: bool) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
     model, args, kwargs = source.model, source.args, source.kwargs
     with fake_tensors.marked_dynamic(source.shapes.of_tensors(args, kwargs)):
         captured = _set_up_and_captured(model, args, kwargs)
+        of_any_length = captured_for_any_length(source, fixed_sizes(captured.meta["fake_mode"])) if rolls else None
+        captured = of_any_length or captured
         _refuse_assumed_layouts(captured)
         inference.without_inference(captured)
         drop_assignments_of_own_data(captured.graph)
@@ -37,14 +54,31 @@ def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
         if any(node.kwargs.get("use_reentrant") for node in nodes):
             with checkpoints.checked_reentrant():
                 fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), model, args, kwargs)
-        with dynamo.dynamo_contexts(captured), _named_control_flow(captured.graph), _lines_of_outputs(captured.graph):
-            joint = aot_autograd.export_joint(captured, args, kwargs, source.decompositions, observe=source.returned.observe)
+        rolled = of_any_length is not None or (rolls and roll(captured) > 0)
+        try:
+            joint = _joint(captured, source, with_own_shapes=of_any_length is not None)
+        except Exception as error:
+            if rolled:
+                raise _UnrollableError from error
+            raise
+        if rolled and draws_in_subgraphs(joint.graph_module):  # each iteration draws its own numbers
+            raise _UnrollableError
         if joint.side_effects:
             repeat.check_repeats(model, args, kwargs)
         if joint.metadata.mutated_inp_runtime_indices or writes.may_move_versions(captured.graph):
             joint = dataclasses.replace(joint, touched=_touched(captured, args, kwargs))
     looked_through = [] if checkpoints.is_tagged(joint.graph_module.graph) else nodes
     return joint, tuple(dict.fromkeys(source_line(node) for node in looked_through))
+
+
+def _joint(captured: torch.fx.GraphModule, source: FrontEndInput, *, with_own_shapes: bool) -> aot_autograd.Joint:
+    """The joint graph of a capture. ``with_own_shapes``: the sizes that vary are not those of the capture."""
+    args, kwargs = source.args, source.kwargs
+    contexts: contextlib.AbstractContextManager[Any] = dynamo.dynamo_contexts(captured)
+    if with_own_shapes:
+        contexts, args, kwargs = fake_example(source)
+    with contexts, _named_control_flow(captured.graph), _lines_of_outputs(captured.graph):
+        return aot_autograd.export_joint(captured, args, kwargs, source.decompositions, observe=source.returned.observe)
 
 
 def _touched(captured: torch.fx.GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fake_run.VersionedWrites | None:

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
 from .._torch.api import checkpoint as checkpoints
+from .._torch.api import fake_tensors
 from .._torch.api.constants import KnownConstants
+from .._torch.api.torch_types import FakeTensorMode
 from .._torch.refusals import lost_gradients
 from .._torch.refusals.storage_resizes import RESIZES, no_storage_resizes
 from .._torch.tracing import aot_autograd
@@ -46,6 +49,24 @@ class FrontEndInput:
     grad: bool
     exact_random: bool
     returned: Returned = field(default_factory=Returned)
+
+
+def fake_example(source: FrontEndInput) -> tuple[FakeTensorMode, tuple[Any, ...], dict[str, Any]]:
+    """The example inputs as fake tensors of a new mode. Dynamic sizes and integers are symbols."""
+    mode, shapes = fake_tensors.fake_mode_with_shapes(), source.shapes
+    dims = {id(tensor): sizes for tensor, sizes in shapes.of_tensors(source.args, source.kwargs)}
+    fakes: dict[int, torch.Tensor] = {}
+
+    def fake(leaf: Any) -> Any:
+        if id(leaf) not in fakes:
+            fakes[id(leaf)] = fake_tensors.fake_tensor(mode, leaf, dims.get(id(leaf), {}))
+        return fakes[id(leaf)]
+
+    leaves, spec = pytree.tree_flatten((source.args, source.kwargs))
+    integers = {i: fake_tensors.varying_integer(mode, leaves[i], bounds) for i, bounds in shapes.integers.items()}
+    faked = [fake(leaf) if isinstance(leaf, torch.Tensor) else integers.get(i, leaf) for i, leaf in enumerate(leaves)]
+    args, kwargs = pytree.tree_unflatten(faked, spec)
+    return mode, args, kwargs
 
 
 @contextlib.contextmanager

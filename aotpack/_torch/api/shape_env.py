@@ -58,6 +58,12 @@ _UNBACKED = re.compile(r"u([0-9]+)")
 _BACKED = re.compile(r"s[0-9]+")
 
 
+def fixed_sizes(mode: FakeTensorMode) -> set[int]:
+    """The values of sizes that were to vary, and that a trace in this mode has made constant."""
+    env = mode.shape_env
+    return set() if env is None else {int(value) for value in env.replacements.values() if value.is_Integer}
+
+
 def modulo(base: Any, divisor: Any) -> Any:
     """The remainder as torch writes it: the simpler function if no operand can be negative."""
     plain = base.is_nonnegative and divisor.is_nonnegative

@@ -352,6 +352,14 @@ FIXES = (
         ),
     ),
     _fix(
+        id="inductor-sizes-of-scans",
+        severity="compile-error",
+        summary="A scan whose rows and states both vary in size does not compile: `KeyError: s26`.",
+        searched="2026-11-29",
+        apply="fixes.inductor.scans:pass_sizes_to_scans",
+        patches=("torch._inductor.fx_passes.post_grad.decompose_scan_to_while_loop",),
+    ),
+    _fix(
         id="inductor-order-of-draws",
         severity="wrong-values",
         summary="Operators that draw random numbers run in another order, or not at all where nobody uses their result.",

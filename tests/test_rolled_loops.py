@@ -1,0 +1,295 @@
+"""Loops of the user's Python become scans (aotpack/capture/loops): values, gradients, and lengths that vary."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import aotpack
+import aotpack_loader
+from aotpack_loader.archive.bundle import Bundle
+
+LONG = 20
+TIME = Dim("time", min=2, max=64)
+
+
+class Cells(nn.Module):
+    """An LSTM cell by hand. ``walk`` is the loop."""
+
+    def __init__(self, walk: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.cell, self.gru, self.head = nn.LSTMCell(4, 4), nn.GRUCell(4, 4), nn.Linear(4, 4)
+        self.walk = walk
+
+    def forward(self, x: Tensor) -> Any:
+        return self.walk(self, x)
+
+
+def stacked(m: Any, x: Tensor) -> Any:
+    h = c = x.new_zeros(x.shape[0], 4)
+    out = []
+    for t in range(x.shape[1]):
+        h, c = m.cell(x[:, t], (h, c))
+        out.append(h)
+    return torch.stack(out, 1), h, c
+
+
+def only_the_last(m: Any, x: Tensor) -> Any:
+    h = x.new_zeros(x.shape[0], 4)
+    for row in x.unbind(1):
+        h = m.gru(row, h)
+    return m.head(h)
+
+
+def backwards(m: Any, x: Tensor) -> Any:
+    h, out = x.new_zeros(x.shape[0], 4), []
+    for t in reversed(range(x.shape[1])):
+        h = m.gru(x[:, t], h)
+        out.insert(0, m.head(h))
+    return torch.stack(out)
+
+
+def both_ways(m: Any, x: Tensor) -> Any:
+    there, back = [], []
+    h = k = x.new_zeros(x.shape[0], 4)
+    for t in range(x.shape[1]):
+        h = torch.tanh(m.head(h) + x[:, t])
+        there.append(h)
+    for t in range(x.shape[1] - 1, -1, -1):
+        k = torch.sigmoid(m.head(k) * x[:, t])
+        back.append(k)
+    back.reverse()
+    return torch.cat([torch.stack(there, 1), torch.stack(back, 1)], -1)
+
+
+def kept_dimension(m: Any, x: Tensor) -> Any:
+    h, out = x.new_zeros(x.shape[0], 1, 4), []
+    for t in range(x.shape[1]):
+        h = torch.tanh(m.head(h) + x[:, t : t + 1])
+        out.append(h)
+    return torch.cat(out, 1)
+
+
+def without_the_first(m: Any, x: Tensor) -> Any:
+    """Teacher forcing: each step reads the element before."""
+    h, out = x[:, 0], [x[:, 0]]
+    for t in range(1, x.shape[1]):
+        h = m.gru(x[:, t - 1], h)
+        out.append(h)
+    return torch.stack(out, 1)
+
+
+def written_rows(m: Any, x: Tensor) -> Any:
+    h, out = x.new_zeros(x.shape[0], 4), torch.zeros_like(x)
+    for t in range(x.shape[1]):
+        h = m.gru(x[:, t], h)
+        out[:, t] = h * 2
+    return out
+
+
+def losses(m: Any, x: Tensor) -> Any:
+    h, loss = x.new_zeros(x.shape[0], 4), x.new_zeros(())
+    for t in range(x.shape[1] - 1):
+        h = m.gru(x[:, t], h)
+        loss = loss + (m.head(h) - x[:, t + 1]).square().mean()
+    return loss
+
+
+def two_layers(m: Any, x: Tensor) -> Any:
+    h = k = c = x.new_zeros(x.shape[0], 4)
+    for t in range(x.shape[1]):
+        h = m.gru(x[:, t], h)
+        k, c = m.cell(h, (k, c))
+    return k, h
+
+
+def first_without_state(m: Any, x: Tensor) -> Any:
+    h, out = None, []
+    for t in range(x.shape[1]):
+        h = m.head(x[:, t]) if h is None else torch.tanh(m.head(x[:, t]) + h)
+        out.append(h)
+    return torch.stack(out, 1)
+
+
+def no_state(m: Any, x: Tensor) -> Any:
+    return torch.stack([m.head(x[:, t]).tanh() for t in range(x.shape[1])], 1)
+
+
+def in_place_inside(m: Any, x: Tensor) -> Any:
+    h, out = x.new_zeros(x.shape[0], 4), []
+    for t in range(x.shape[1]):
+        y = m.head(h) + x[:, t]
+        y.mul_(2).clamp_(-1, 1)
+        h = y.tanh()
+        out.append(y)
+    return torch.stack(out, 1)
+
+
+VARY = (
+    stacked,
+    only_the_last,
+    backwards,
+    both_ways,
+    kept_dimension,
+    without_the_first,
+    written_rows,
+    losses,
+    two_layers,
+    first_without_state,
+    no_state,
+    in_place_inside,
+)
+"""Loops over a length that may vary."""
+
+
+def euler(m: Any, x: Tensor) -> Any:
+    h = x[:, 0]
+    for _ in range(LONG):
+        h = h + 0.1 * torch.tanh(m.head(h))
+    return h
+
+
+def every_state_is_a_result(m: Any, x: Tensor) -> Any:
+    h, out = x[:, 0], []
+    for t in range(x.shape[1]):
+        h = m.gru(x[:, t], h)
+        out.append(h)
+    return out, h
+
+
+FIXED = (euler, every_state_is_a_result)
+"""Loops of a fixed number of iterations."""
+
+
+def writes_to_its_state(m: Any, x: Tensor) -> Any:
+    h = torch.zeros_like(x[:, 0])
+    for t in range(x.shape[1]):
+        h += m.head(x[:, t])
+    return h
+
+
+def writes_to_the_argument(m: Any, x: Tensor) -> Any:
+    y = x * 1
+    h = y[:, 0].clone()
+    for t in range(x.shape[1]):
+        y[:, t] = m.head(h)
+        h = y.sum(1).tanh()
+    return y
+
+
+def views_of_the_argument(m: Any, x: Tensor) -> Any:
+    h, out = x[:, 0], []
+    for t in range(x.shape[1]):
+        row = x[:, t]
+        h = m.gru(row, h)
+        out.append(row)
+    return out, h
+
+
+def two_results_of_one_memory(m: Any, x: Tensor) -> Any:
+    h, out = x[:, 0], []
+    for t in range(x.shape[1]):
+        h = m.gru(x[:, t], h)
+        out += [h, h.view(-1)]
+    return out
+
+
+def reads_two_steps_back(m: Any, x: Tensor) -> Any:
+    h = [x[:, 0], x[:, 1]]
+    for t in range(2, x.shape[1]):
+        h.append(torch.tanh(m.head(h[-1]) + h[-2] * x[:, t]))
+    return torch.stack(h, 1)
+
+
+def other_constants(m: Any, x: Tensor) -> Any:
+    h = x[:, 0]
+    for t in range(x.shape[1]):
+        h = torch.tanh(m.head(h) * (t + 1) + x[:, t])
+    return h
+
+
+def with_dropout(m: Any, x: Tensor) -> Any:
+    h = x[:, 0]
+    for t in range(x.shape[1]):
+        h = torch.tanh(nn.functional.dropout(m.head(h), 0.5) + x[:, t])
+    return h
+
+
+UNROLLED = (
+    writes_to_its_state,
+    writes_to_the_argument,
+    views_of_the_argument,
+    two_results_of_one_memory,
+    reads_two_steps_back,
+    other_constants,
+    with_dropout,
+)
+"""Loops that are no scan stay as they are."""
+
+
+def outcome(model: Any, x: Tensor) -> list[Tensor]:
+    """Results and gradients, with strides of the results."""
+    x = x.clone().requires_grad_()
+    model.zero_grad()
+    torch.manual_seed(0)
+    results = torch.utils._pytree.tree_leaves(model(x * 1))
+    sum((result * (i + 1)).sin().sum() for i, result in enumerate(results)).backward()
+    gradients = [p.grad for _, p in sorted(model.named_parameters()) if p.grad is not None]
+    return [*results, x.grad, *gradients]  # type: ignore[list-item]
+
+
+def built(walk: Any, x: Tensor, path: Path, **options: Any) -> tuple[nn.Module, Any, int]:
+    """The model, its bundle, and how many scans its forward has."""
+    torch.manual_seed(1)
+    model = Cells(walk)
+    aotpack.build(
+        copy.deepcopy(model), (x.clone().requires_grad_(),), out=path, methods=("train",), **{"targets": ("portable",), **options}
+    )
+    loaded = aotpack_loader.load(path, trust="all")
+    with Bundle.open(path) as bundle:
+        graph = bundle.graph(bundle.program.methods["train"].forward)
+    return model, loaded, sum(node.op == "higher_order.scan" for node in graph.nodes)
+
+
+@pytest.mark.parametrize("walk", VARY, ids=lambda f: f.__name__)
+def test_a_length_that_varies(walk: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, loaded, scans = built(walk, torch.randn(3, 7, 4), tmp_path / "m.aotpack", dynamic_shapes={"x": {1: TIME}})
+    assert scans == (2 if walk is both_ways else 1)
+    for length in (7, 3, 12, 41):
+        x = torch.randn(3, length, 4)
+        for mine, eager in zip(outcome(loaded, x), outcome(model, x), strict=True):
+            torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-5)
+            assert mine.stride() == eager.stride()
+
+
+@pytest.mark.parametrize("walk", [*VARY, *FIXED, *UNROLLED], ids=lambda f: f.__name__)
+def test_a_fixed_length(walk: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, LONG, 4)
+    model, loaded, scans = built(walk, x, tmp_path / "m.aotpack")
+    assert scans == (0 if walk in UNROLLED else 2 if walk is both_ways else 1)
+    for mine, eager in zip(outcome(loaded, x), outcome(model, x), strict=True):
+        torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-5)
+        assert mine.stride() == eager.stride()
+
+
+def test_batch_and_length_vary_in_native_code(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"x": {0: Dim("batch", min=1, max=64), 1: TIME}}
+    model, loaded, _ = built(stacked, torch.randn(3, 7, 4), tmp_path / "m.aotpack", dynamic_shapes=sizes, targets=("cpu",))
+    for batch, length in ((3, 7), (5, 30), (1, 2)):
+        x = torch.randn(batch, length, 4)
+        for mine, eager in zip(outcome(loaded, x), outcome(model, x), strict=True):
+            torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-5)
+
+
+def test_few_iterations_stay(tmp_path: Path) -> None:
+    assert built(stacked, torch.randn(3, 7, 4), tmp_path / "m.aotpack")[2] == 0
