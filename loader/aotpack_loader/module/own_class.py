@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -17,6 +18,9 @@ from .original_class import OriginalClass, set_type
 from .outline import Outline, outline_of, signature_of
 from .program import LoadedProgram, LoadInfo
 from .submodules import root_class
+
+if TYPE_CHECKING:
+    from ..format import schema
 
 _LIBRARY = "transformers.modeling_utils"
 _LOSS_ARGUMENT = "num_items_in_batch"
@@ -32,7 +36,7 @@ def class_of(program: Outline) -> type[LoadedProgram]:
     forward.__doc__ = LoadedProgram.forward.__doc__
     name, base = root_class(program)
     body: dict[str, Any] = {"__module__": LoadedProgram.__module__, "__doc__": LoadedProgram.__doc__, "forward": forward}
-    body["__class__"] = _RootClass(name, base)
+    body |= {"__class__": _RootClass(name, base), "_aotpack_in_graph": _call_in_graph, "_aotpack_as_html": staticmethod(_as_html)}
     if program.signature is not None:
         setattr(forward, "__signature__", signature_of(program.signature))  # noqa: B010 - types know no such attribute
         if any(parameter.kind == "var_keyword" for parameter in program.signature):
@@ -54,6 +58,18 @@ def class_of(program: Outline) -> type[LoadedProgram]:
 
         body |= assigning(program.assigned)
     return type(_name(program), bases, body)
+
+
+def _call_in_graph(program: LoadedProgram, args: Any, kwargs: Any) -> Any:
+    from ..in_graph import call_in_graph  # only where the caller compiles
+
+    return call_in_graph(program, args, kwargs)
+
+
+def _as_html(program: schema.Program, more: Sequence[tuple[str, str]]) -> str:
+    from .notebook import summary  # only in a notebook
+
+    return summary(program, more)
 
 
 class _RootClass(OriginalClass):

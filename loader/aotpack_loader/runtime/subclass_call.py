@@ -25,10 +25,10 @@ from .call import MethodCall
 from .identity import Memory, StateMemory, shared
 from .inputs import Inputs
 from .loaded_method import LoadedMethod
-from .memory import overlap
+from .memory import overlap, plain_tensors
 from .state import State
 from .subclass_checks import SubclassInputs, SubclassState
-from .subclass_wrappers import Classes, Environment, Wrapper, plain_tensors, zeros
+from .subclass_wrappers import Classes, Environment, Wrapper, zeros
 
 if TYPE_CHECKING:
     from .checks import Checks

@@ -48,15 +48,6 @@ def resolve(required: Sequence[str], given: Collection[type]) -> Classes:
 _PROTOCOL = ("__tensor_flatten__", "__tensor_unflatten__")
 
 
-def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors inside ``tensor``; a plain tensor yields itself."""
-    if not hasattr(tensor, "__tensor_flatten__"):
-        yield tensor
-        return
-    for name in tensor.__tensor_flatten__()[0]:
-        yield from plain_tensors(getattr(tensor, name))
-
-
 class Wrapper:
     """How to flatten one subclass to plain tensors, and to rebuild it."""
 
