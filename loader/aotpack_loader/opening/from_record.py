@@ -27,11 +27,11 @@ from ..devices.call_sizes import make
 from ..devices.packages import library_of, package_of, require_operators
 from ..errors import CorruptBundleError, DirectoryError
 from ..module.outline import EntryOutline, ModuleOutline, Outline, ParameterOutline
-from ..module.own_class import class_of
 from ..module.program import LoadedProgram, LoadInfo, by_mode
 from ..trust import decide_trust
 from ..value import Value
 from . import record_files
+from .own_class import class_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection

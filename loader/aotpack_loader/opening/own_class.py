@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from .original_class import OriginalClass, set_type
-from .outline import Outline, outline_of, signature_of
-from .program import LoadedProgram, LoadInfo
-from .submodules import root_class
+from ..module.original_class import OriginalClass, set_type
+from ..module.outline import Outline, outline_of, signature_of
+from ..module.program import LoadedProgram, LoadInfo
+from ..module.submodules import root_class
 
 if TYPE_CHECKING:
     from ..format import schema
@@ -45,8 +45,8 @@ def class_of(program: Outline) -> type[LoadedProgram]:
     if base is not nn.Module:
         bases, body["__new__"] = (LoadedProgram, base), _made_by(base)
     if program.pretrained is not None:
-        from . import adapters
-        from .pretrained import members, models  # few programs come from these libraries
+        from ..integrations import peft as adapters
+        from ..integrations.transformers import members, models  # few programs come from these libraries
 
         body |= members(program.pretrained)
         if (found := adapters.adapters_of(program.pretrained)) is not None:
@@ -54,20 +54,20 @@ def class_of(program: Outline) -> type[LoadedProgram]:
         if hasattr(sys.modules.get(_LIBRARY), "PreTrainedModel") and (found is None or found.base is None):
             bases = models(sys.modules[_LIBRARY])
     if program.assigned:
-        from .assigned import members as assigning  # few programs have such buffers
+        from ..module.assigned import members as assigning  # few programs have such buffers
 
         body |= assigning(program.assigned)
     return type(_name(program), bases, body)
 
 
 def _call_in_graph(program: LoadedProgram, args: Any, kwargs: Any) -> Any:
-    from ..in_graph import call_in_graph  # only where the caller compiles
+    from ..integrations.torch_compile import call_in_graph  # only where the caller compiles
 
     return call_in_graph(program, args, kwargs)
 
 
 def _as_html(program: schema.Program, more: Sequence[tuple[str, str]]) -> str:
-    from .notebook import summary  # only in a notebook
+    from ..integrations.notebook import summary  # only in a notebook
 
     return summary(program, more)
 

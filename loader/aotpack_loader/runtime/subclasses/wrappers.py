@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from .._torch_compat import is_plain_tensor
-from ..devices.literals import plain_data
-from ..errors import AotpackError, Problem, SubclassError
-from ..format import expressions, schema
+from ..._torch_compat import is_plain_tensor
+from ...devices.literals import plain_data
+from ...errors import AotpackError, Problem, SubclassError
+from ...format import expressions, schema
 
 Environment = Mapping[str, int]
 Classes = Mapping[str, type[torch.Tensor]]
