@@ -18,13 +18,13 @@ from torch.utils.checkpoint import checkpoint
 
 import aotpack
 from aotpack.capture.regions import repeated_layers
-from aotpack.cli import main
 from aotpack.pipeline.advice import with_regions
 from aotpack.pipeline.context import Example, begin
 from aotpack.pipeline.options import Options
 from aotpack.pipeline.progress import BuildReport, Run
 from aotpack.targets import find_target
 from aotpack.targets.cpu.parts import compute_late
+from aotpack.tools.cli import main
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.aoti import AotiSequence
 from aotpack_loader.opening.from_record import RecordedCall

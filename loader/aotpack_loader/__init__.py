@@ -19,7 +19,7 @@ from . import _process
 
 if TYPE_CHECKING:
     from .errors import AotpackError as AotpackError
-    from .integrations.peft import save_adapter
+    from .integrations.peft import save_adapter as save_adapter
     from .loading import BackendWarning as BackendWarning
     from .loading import load as load
     from .module.program import LoadedProgram as LoadedProgram
