@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from msgspec import structs
-from msgspec.structs import replace
 
 from ..archive.bundle import Bundle
 from ..archive.layout import Layout
@@ -62,7 +61,7 @@ def load_with(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test
     if self_test and _is_of_another_release(chosen.target):
         from .other_release import tested_here  # rarely needed
 
-        same = replace(options, backend=chosen.target.name, weights=True, check="arguments")
+        same = options._replace(backend=chosen.target.name, weights=True, check="arguments")
         tested, warning = tested_here(
             where, opened.program, chosen.target, options, lambda: load_with(where, same, self_test=False)[0]
         )
