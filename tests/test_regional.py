@@ -159,7 +159,7 @@ def test_layers_of_deep_models_are_compiled_once_by_default() -> None:
     def layers(count: int, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
         return nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), activation()) for _ in range(count)])
 
-    by_default = Options(regional=None)
+    by_default = Options(out="")
     for model, options, target, expected in (
         (layers(12), by_default, "cpu", None),
         (layers(12), replace(by_default, regional=True), "cpu", True),
