@@ -1,6 +1,6 @@
 """Runs the command line as ``python -m aotpack``."""
 
-from .cli import main
+from .tools.cli import main
 
 if __name__ == "__main__":
     main(prog_name="aotpack")

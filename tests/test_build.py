@@ -27,12 +27,12 @@ from aotpack._torch.inductor import lowering
 from aotpack._torch.inductor.layouts import OutputLayout
 from aotpack._torch.inductor.toolchain import commands
 from aotpack.capture import front_ends
-from aotpack.cli import main
 from aotpack.graph import from_fx
 from aotpack.graph.restore import to_fx
 from aotpack.guards import zero_one
 from aotpack.targets.cpu import CpuTarget, target
 from aotpack.targets.portable import PortableTarget
+from aotpack.tools.cli import main
 from aotpack_loader import load, replay
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.portable import PortableExecutable

@@ -25,9 +25,9 @@ from aotpack.checking.calling import Call
 from aotpack.checking.comparison import Reference
 from aotpack.checking.eager import Eager, Example
 from aotpack.checking.rounding import value_at
-from aotpack.cli.build import command as build_command
 from aotpack.pipeline import check, documents
 from aotpack.pipeline.traced_methods import TracedMethod
+from aotpack.tools.cli.build import command as build_command
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import WrongResultsError
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from aotpack.cli import main
-from aotpack.cli.console import size_text, time_text
-from aotpack.measure.machine import cpu_model
+from aotpack.tools.cli import main
+from aotpack.tools.cli.console import size_text, time_text
+from aotpack.tools.measure.machine import cpu_model
 from aotpack.writer.bundle import BlobStore, TargetEntry, write_bundle
 from aotpack_loader.errors import AotpackError, CorruptBundleError, Problem
 from aotpack_loader.format import media_types, schema
@@ -128,7 +128,7 @@ def handmade(tmp_path: Path) -> Path:
 def test_help_and_inspect_do_not_import_torch(handmade: Path) -> None:
     code = (
         "import sys\n"
-        "from aotpack.cli import main\n"
+        "from aotpack.tools.cli import main\n"
         "for args in (['--help'], ['build', '--help'], ['--version'], ['inspect', sys.argv[1]]):\n"
         "    try:\n"
         "        main(args)\n"
@@ -362,7 +362,7 @@ def hear_interrupts() -> None:
 def test_ctrl_c_leaves_nothing_behind(model_py: Path, tmp_path: Path) -> None:
     waiting = "def model():\n    import time; print('waiting', flush=True); time.sleep(60)\n"
     model_py.write_text(MODEL.replace("def model():\n", waiting))
-    command = [sys.executable, "-m", "aotpack.cli", "build", "model.py", "-o", "out.aotpack", "--target", "portable"]
+    command = [sys.executable, "-m", "aotpack.tools.cli", "build", "model.py", "-o", "out.aotpack", "--target", "portable"]
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hear_interrupts
     )
@@ -411,7 +411,7 @@ def test_bench_measures_every_target_that_fits(tiny_bundle: Path, tmp_path: Path
 
 
 def test_bench_says_what_was_run_and_what_is_faster(tiny_bundle: Path) -> None:
-    from aotpack.cli.bench import compared
+    from aotpack.tools.cli.bench import compared
 
     result = invoke("bench", tiny_bundle, "--rounds", 1, "--iterations", 2, "--threads", 1)
     said = " ".join(result.stdout.split())
@@ -422,7 +422,7 @@ def test_bench_says_what_was_run_and_what_is_faster(tiny_bundle: Path) -> None:
     assert compared(3) == "3 times as long (slower)"
 
 
-@pytest.mark.parametrize("module", ["aotpack", "aotpack.cli"])
+@pytest.mark.parametrize("module", ["aotpack", "aotpack.tools.cli"])
 def test_the_command_is_a_module_too(module: str) -> None:
     done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Usage: aotpack [OPTIONS]")
@@ -431,7 +431,7 @@ def test_the_command_is_a_module_too(module: str) -> None:
 def test_a_command_ends_without_collections() -> None:
     """A handler that is registered earlier runs later, so it sees what the command's own handler did."""
     code = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count()))"
-    code += "; from aotpack.cli import main; main(['list', '--help'])"
+    code += "; from aotpack.tools.cli import main; main(['list', '--help'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout.splitlines()[-1]) > 1000
 

@@ -20,7 +20,6 @@ import aotpack
 from aotpack import targets
 from aotpack._torch.api.shape_env import Symbols
 from aotpack._torch.inductor import lowering
-from aotpack.cli import main
 from aotpack.graph import from_fx
 from aotpack.graph.expressions import parse, render
 from aotpack.graph.restore import to_fx
@@ -29,6 +28,7 @@ from aotpack.pipeline.reopen import graphs_of
 from aotpack.targets import GraphToCompile, Target
 from aotpack.targets.cpu import target as cpu_target
 from aotpack.targets.cpu.conversion import convert_graph
+from aotpack.tools.cli import main
 from aotpack.writer.bundle import BlobStore, TargetEntry
 from aotpack.writer.cache import CompileCache
 from aotpack_loader.archive.bundle import Bundle
@@ -388,7 +388,7 @@ def test_operators_that_are_missing_are_named(fresh_process: FreshProcess, tmp_p
     warnings.simplefilter("ignore")
     os.chdir(sys.argv[1])
     from click.testing import CliRunner
-    from aotpack.cli import main
+    from aotpack.tools.cli import main
     done = CliRunner().invoke(main, ["compile", "a.aotpack", "-o", "b.aotpack", "--json", *sys.argv[2:]])
     print(json.dumps([done.exit_code, json.loads(done.stdout)]))
     """

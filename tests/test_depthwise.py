@@ -13,8 +13,8 @@ from torch_fixes.lowering import sources_of
 
 import aotpack
 from aotpack._torch.inductor.toolchain.generated_sources import finished_wrapper
-from aotpack.measure.profile.memory import peak_of
-from aotpack.measure.profile.recording import STEP, read_steps, trace_of
+from aotpack.tools.measure.profile.memory import peak_of
+from aotpack.tools.measure.profile.recording import STEP, read_steps, trace_of
 
 CASES: dict[str, dict[str, Any]] = {
     "7 by 7": {"kernel_size": 7, "padding": 3},

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import aotpack
-from aotpack.cli import main
+from aotpack.tools.cli import main
 
 
 class Net(nn.Module):

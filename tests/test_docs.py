@@ -26,7 +26,7 @@ from support.markdown import ROOT, Block, anchors, blocks, links, pages, sentenc
 
 import aotpack
 import aotpack_loader
-from aotpack.cli import main
+from aotpack.tools.cli import main
 from aotpack_loader import errors
 
 RUN = {"python", "sh"}

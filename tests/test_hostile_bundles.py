@@ -27,9 +27,10 @@ from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.layout import Layout
 from aotpack_loader.archive.manifests import require_few_targets
 from aotpack_loader.archive.weights import read_header
-from aotpack_loader.devices import allowed, operators, untrusted
+from aotpack_loader.devices import operators
 from aotpack_loader.devices.portable import PortableExecutable, UntrustedExecutable
-from aotpack_loader.devices.untrusted import implementation
+from aotpack_loader.devices.sandbox import allowed, untrusted
+from aotpack_loader.devices.sandbox.untrusted import implementation
 from aotpack_loader.errors import AotpackError, BundleError, CorruptBundleError, OperatorError, Problem, TrustError
 from aotpack_loader.format import codec, media_types, schema, validate
 from aotpack_loader.replay import random_inputs

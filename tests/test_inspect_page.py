@@ -16,9 +16,9 @@ from PIL import Image
 from support.browser import PageUnderTest, chromium
 from support.hostile import HIDDEN, HOSTILE, hostile_bundle
 
-from aotpack.cli import main
-from aotpack.report.html.inspect import inspect_page
-from aotpack.report.text import visible
+from aotpack.tools.cli import main
+from aotpack.tools.report.html.inspect import inspect_page
+from aotpack.tools.report.text import visible
 from aotpack_loader.archive.bundle import Bundle
 from devtools.inspect_pages import CONTENT, NETWORKS, PICTURE, build
 from devtools.large_bundle import write_large_bundle

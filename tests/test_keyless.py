@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 from support.archive import write_tiny
 
-from aotpack.cli import main
 from aotpack.signing import sign
+from aotpack.tools.cli import main
 from aotpack.writer.attach import attach
 from aotpack_loader.archive.attachments import SIGSTORE_BUNDLE, make
 from aotpack_loader.archive.bundle import Bundle

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import aotpack
 from aotpack._torch.refusals.changes import refuse_changes
 from aotpack.capture import reasons
-from aotpack.cli import build as build_command
-from aotpack.cli.console import as_options
 from aotpack.pipeline.progress import Run
+from aotpack.tools.cli import build as build_command
+from aotpack.tools.cli.console import as_options
 from aotpack_loader.errors import BuildError, CaptureError, InputError, UnsupportedError
 
 

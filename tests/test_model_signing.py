@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 from support.archive import write_tiny
 
-from aotpack.cli import main
 from aotpack.signing import write_keys
 from aotpack.signing.model_signing import sign_detached, verify_detached
+from aotpack.tools.cli import main
 from aotpack_loader.errors import AotpackError, CorruptBundleError
 from aotpack_loader.signing.keys import PrivateKey, private_key, public_key
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 import aotpack
-from aotpack_loader.module.notebook import summary
+from aotpack_loader.integrations.notebook import summary
 
 
 class Reader(HTMLParser):

@@ -12,7 +12,7 @@ from conftest import FreshProcess
 from torch import Tensor, nn
 
 import aotpack
-from aotpack.cli import main
+from aotpack.tools.cli import main
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.manifests import require_one_model
 from aotpack_loader.errors import CorruptBundleError

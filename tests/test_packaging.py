@@ -24,7 +24,7 @@ from devtools.files import import_file
 ROOT = Path(__file__).resolve().parent.parent
 DISTRIBUTIONS = {"aotpack": ROOT, "aotpack_loader": ROOT / "loader"}
 MODULES = {"aotpack": aotpack, "aotpack_loader": aotpack_loader}
-VENDORED = "aotpack/report/html/vendor/vendor.json"
+VENDORED = "aotpack/tools/report/html/vendor/vendor.json"
 
 
 @pytest.fixture(params=DISTRIBUTIONS)

@@ -8,9 +8,9 @@ import json
 import re
 from html.parser import HTMLParser
 
-from aotpack.report.html import Page, Section, fragment, render
-from aotpack.report.html.page import json_text
-from aotpack.report.text import visible
+from aotpack.tools.report.html import Page, Section, fragment, render
+from aotpack.tools.report.html.page import json_text
+from aotpack.tools.report.text import visible
 from devtools import vendor
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202eevil\u200b\0"

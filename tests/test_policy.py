@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from msgspec import structs
 from support.archive import PORTABLE, tiny_graph, tiny_program, write_tiny
 
-from aotpack.cli import main
 from aotpack.signing import sign
+from aotpack.tools.cli import main
 from aotpack.writer.bundle import BlobStore, TargetEntry, write_bundle
 from aotpack.writer.weights import write_weights
 from aotpack_loader import load, policy

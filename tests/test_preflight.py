@@ -14,7 +14,7 @@ from conftest import compiles_native_code
 
 import aotpack
 import aotpack_loader
-from aotpack.cli import main
+from aotpack.tools.cli import main
 from aotpack_loader.errors import AotpackError, BuildError, DirectoryError, RegistryError
 
 NATIVE = pytest.mark.skipif(not compiles_native_code(), reason="this torch makes no native code")

@@ -13,17 +13,17 @@ from conftest import tiny_inputs
 from support.browser import PageUnderTest, chromium
 
 import aotpack
-from aotpack.cli import main
-from aotpack.cli.profile import _summary, _table
-from aotpack.measure.profile import Profile, profile_bundle
-from aotpack.measure.profile.memory import outermost, peak_of
-from aotpack.measure.profile.nodes import GraphNodes, Origin
-from aotpack.measure.profile.page import profile_page
-from aotpack.measure.profile.profiling import Cell
-from aotpack.measure.profile.recording import STEP, KernelSpan, Span, read_steps
-from aotpack.report.memory import step_memory
-from aotpack.report.operations import views
-from aotpack.report.text import visible
+from aotpack.tools.cli import main
+from aotpack.tools.cli.profile import _summary, _table
+from aotpack.tools.measure.profile import Profile, profile_bundle
+from aotpack.tools.measure.profile.memory import outermost, peak_of
+from aotpack.tools.measure.profile.nodes import GraphNodes, Origin
+from aotpack.tools.measure.profile.page import profile_page
+from aotpack.tools.measure.profile.profiling import Cell
+from aotpack.tools.measure.profile.recording import STEP, KernelSpan, Span, read_steps
+from aotpack.tools.report.memory import step_memory
+from aotpack.tools.report.operations import views
+from aotpack.tools.report.text import visible
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AotpackError
 from aotpack_loader.format.events import Event, event_name

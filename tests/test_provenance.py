@@ -17,8 +17,8 @@ from referencing import Registry, Resource
 from support.archive import digest_of, tiny_graph, tiny_program, write_tiny
 
 import aotpack
-from aotpack.cli import main
 from aotpack.signing import sign, write_keys
+from aotpack.tools.cli import main
 from aotpack.writer.attach import attach
 from aotpack.writer.bundle import BlobStore, TargetEntry, write_bundle
 from aotpack.writer.weights import write_weights

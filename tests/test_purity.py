@@ -54,8 +54,9 @@ def test_loading_and_a_step_import_no_compiler(
 
 START = frozenset({
     "", "_process", "_torch_compat", "errors", "loading", "options", "text", "trust", "value",
-    "module", "module.edits", "module.frozen", "module.original_class", "module.outline", "module.own_class", "module.program",
-    "module.submodules", "opening", "opening.documents", "opening.from_record", "opening.record_files", "opening.recording",
+    "module", "module.edits", "module.frozen", "module.original_class", "module.outline", "module.program",
+    "module.submodules", "opening", "opening.documents", "opening.from_record", "opening.own_class", "opening.record_files",
+    "opening.recording",
     "archive", "archive.bundle", "archive.cache", "archive.checked", "archive.digest", "archive.layout", "archive.manifests",
     "archive.private", "archive.tar", "archive.weights",
     "devices", "devices.aoti", "devices.backends", "devices.base", "devices.call_library", "devices.call_sizes",

@@ -18,13 +18,13 @@ from torch.utils.checkpoint import checkpoint
 
 import aotpack
 from aotpack.capture.regions import repeated_layers
-from aotpack.cli import main
 from aotpack.pipeline.advice import with_regions
 from aotpack.pipeline.context import Example, begin
 from aotpack.pipeline.options import Options
 from aotpack.pipeline.progress import BuildReport, Run
 from aotpack.targets import find_target
 from aotpack.targets.cpu.parts import compute_late
+from aotpack.tools.cli import main
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.aoti import AotiSequence
 from aotpack_loader.opening.from_record import RecordedCall
@@ -159,7 +159,7 @@ def test_layers_of_deep_models_are_compiled_once_by_default() -> None:
     def layers(count: int, activation: Callable[[], nn.Module] = nn.ReLU) -> nn.Sequential:
         return nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), activation()) for _ in range(count)])
 
-    by_default = Options(regional=None)
+    by_default = Options(out="")
     for model, options, target, expected in (
         (layers(12), by_default, "cpu", None),
         (layers(12), replace(by_default, regional=True), "cpu", True),

@@ -16,8 +16,8 @@ import torch
 from click.testing import CliRunner
 from support.archive import Documents, members, pack, write_tiny
 
-from aotpack.cli import main
 from aotpack.signing import sign
+from aotpack.tools.cli import main
 from aotpack.writer.attach import attach
 from aotpack_loader import load, trust
 from aotpack_loader.archive.attachments import CYCLONEDX, SIGSTORE_BUNDLE, make

@@ -13,10 +13,10 @@ from msgspec import structs
 from torch.export import Dim
 
 import aotpack
-from aotpack.cli import main
 from aotpack.pipeline.reopen import graphs_of
 from aotpack.pipeline.specializations import specialize
 from aotpack.targets.xla.specialize import at_sizes
+from aotpack.tools.cli import main
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import BuildError, CorruptBundleError
 from aotpack_loader.format import schema

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import aotpack
-from aotpack.measure.profile.memory import peak_of
-from aotpack.measure.profile.recording import STEP, read_steps, trace_of
+from aotpack.tools.measure.profile.memory import peak_of
+from aotpack.tools.measure.profile.recording import STEP, read_steps, trace_of
 from devtools.bench.networks.attention import vision_transformer
 from devtools.bench.networks.sparse import Recommender
 

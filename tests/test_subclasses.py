@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotpack
-from aotpack.cli import main
+from aotpack.tools.cli import main
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import (
     AotpackError,

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from rich.table import Table
 
 import aotpack_loader
-from aotpack.cli import main
-from aotpack.cli.build_output import Progress
-from aotpack.cli.console import _Console
-from aotpack.cli.run import _losses
+from aotpack.tools.cli import main
+from aotpack.tools.cli.build_output import Progress
+from aotpack.tools.cli.console import _Console
+from aotpack.tools.cli.run import _losses
 
 
 def shown(value: Any, *, terminal: bool, width: int = 100) -> list[str]:
@@ -42,7 +42,7 @@ def test_a_long_stage_shows_its_time_and_why(monkeypatch: pytest.MonkeyPatch) ->
     with progress.stage("compile", "cpu:x86-64-v3"):
         label = progress._status.status  # type: ignore[union-attr]
         assert "0 s" in str(label.__rich__())  # type: ignore[union-attr]
-        monkeypatch.setattr("aotpack.cli.build_output._SLOW", -1.0)
+        monkeypatch.setattr("aotpack.tools.cli.build_output._SLOW", -1.0)
         assert "the first build on a machine" in str(label.__rich__())  # type: ignore[union-attr]
 
 

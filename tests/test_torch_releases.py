@@ -10,8 +10,8 @@ import torch
 from click.testing import CliRunner
 
 import aotpack
-from aotpack.cli import main
-from aotpack.report.describe import torch_releases_of
+from aotpack.tools.cli import main
+from aotpack.tools.report.describe import torch_releases_of
 from aotpack_loader._symbols import not_exported_by_torch
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices import tried_releases

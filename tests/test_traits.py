@@ -13,7 +13,7 @@ from msgspec import structs
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.format import schema
 from aotpack_loader.format.traits import Trait, traits_of, unsupported
-from aotpack_loader.in_graph import methods
+from aotpack_loader.integrations.torch_compile import methods
 from aotpack_loader.opening import recording
 from aotpack_loader.runtime import native
 

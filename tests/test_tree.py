@@ -18,7 +18,7 @@ FILES = sorted(path for folder in ("scripts", "tests") for path in (ROOT / folde
 ENTRIES = {entry.id for entry in (*FIXES, *HOOKS)}
 
 RUN_A_USERS_FILE = {
-    "aotpack/measure/contender.py": "what is measured runs model.py, and imports modules beside it",
+    "aotpack/tools/measure/contender.py": "what is measured runs model.py, and imports modules beside it",
     "aotpack/model/entry.py": "a build runs model.py, and undoes the edit",
 }
 """Files that edit ``sys.path``, as ``python model.py`` does, and why."""

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 from support.hostile import HIDDEN, hostile_bundle
 
-from aotpack.cli import main
-from aotpack.report.onnx_file import as_onnx
-from aotpack.report.operations import views
+from aotpack.tools.cli import main
+from aotpack.tools.report.onnx_file import as_onnx
+from aotpack.tools.report.operations import views
 from aotpack_loader.archive.bundle import Bundle
 
 
@@ -61,7 +61,7 @@ def test_names_in_onnx_are_visible(tmp_path: Path) -> None:
 @pytest.fixture
 def adapter() -> Any:
     pytest.importorskip("model_explorer", reason="pip install aotpack[model-explorer], a wheel of 128 MB")
-    return importlib.import_module("aotpack.report.model_explorer.main").BundleAdapter()
+    return importlib.import_module("aotpack.tools.report.model_explorer.main").BundleAdapter()
 
 
 def test_model_explorer_shows_the_modules(adapter: Any, portable_digits_bundle: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from aotpack_loader.module.adapters import without_code
+from aotpack_loader.integrations.peft import without_code
 
 _HUB = "base_model_name_or_path"
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from aotpack_loader.format import schema
 from aotpack_loader.format.interface import ASSIGNED
-from aotpack_loader.module.adapters import ADAPTERS
-from aotpack_loader.module.pretrained import is_taken, without_code
+from aotpack_loader.integrations.peft import ADAPTERS
+from aotpack_loader.integrations.transformers import is_taken, without_code
 
 from ..graph.literals import NOT_A_LITERAL, literal_argument
 from .adapters import describe_adapters

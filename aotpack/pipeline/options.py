@@ -1,21 +1,27 @@
-"""The options of a build, other than the model and its example inputs, and their checks."""
+"""The options of a build: their one list, and their checks.
+
+The arguments of :func:`aotpack.build`, the command line and provenance follow the fields of
+:class:`Options` (tests/test_options.py). Commands import this module before torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
-from aotpack_loader.errors import BuildError, Problem
-from aotpack_loader.format import schema
+from aotpack_loader.errors import Problem
 
-from .. import capture
+if TYPE_CHECKING:
+    from aotpack_loader.format import schema
 
+    from .progress import Observer
+
+T = TypeVar("T")
 RandomMode = Literal["default", "eager"]
-PARTITIONERS = ("min-cut", "default")
-RNG_MODES: tuple[RandomMode, ...] = ("default", "eager")
-BRANCHES = ("refuse", "example")
-LAYOUTS = ("file", "directory")
+FRONT_ENDS: Final = ("dynamo", "export", "trace")
+UNNAMED_BUILDER: Final = "https://aotpack.dev/builder/unnamed"
 
 
 @dataclass(frozen=True)
@@ -64,104 +70,118 @@ A build that cannot make them leaves them out with a warning.
 """
 
 
-@dataclass(frozen=True)
-class Options:
-    """How the methods are traced and partitioned.
+def _option(default: T, *, recorded: bool = False, choices: Sequence[str] = ()) -> T:
+    """A field of :class:`Options`. ``recorded``: provenance states it. ``choices``: its values, if these are few."""
+    return field(default=default, metadata={"recorded": recorded, "choices": choices})
 
-    Each option is as :func:`aotpack.build` takes it. ``optional`` are the methods that may fail.
-    ``autocast`` has the element types of the autocasts that each method is built for, with null
-    for none. With ``regional`` null, layers become regions where they can.
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a build was asked for. Each option is as :func:`aotpack.build` explains it.
+
+    ``ambient`` is no option: the element type of the autocast around the build, null for none.
     """
 
-    methods: Sequence[str] = DEFAULT_METHODS
-    partitioner: str = "min-cut"
-    memory_budget: float | None = None
-    front_ends: Sequence[str] = capture.FRONT_ENDS
-    rng: RandomMode = "default"
-    branches: str = "refuse"
-    second_derivatives: bool = False
-    optional: Collection[str] = ()
-    warm_up: bool = False
-    regional: bool | None = False
-    autocast: Sequence[schema.DType | None] = (None,)
+    out: str | Path
+    targets: Sequence[str] = _option(("cpu",), recorded=True)
+    dynamic_shapes: Any = None
+    partitioner: str = _option("min-cut", recorded=True, choices=("min-cut", "default"))
+    memory_budget: float | None = _option(None, recorded=True)
+    methods: Sequence[str] | None = _option(None, recorded=True)
+    front_ends: Sequence[str] = _option(FRONT_ENDS, recorded=True)
+    rng: RandomMode = _option("default", recorded=True, choices=("default", "eager"))  # noqa: RUF009 - a field
+    branches: str = _option("refuse", recorded=True, choices=("refuse", "example"))
+    autocast: str | Sequence[str] | None = _option(None, recorded=True)
+    check: bool = _option(True, recorded=True)
+    self_test: bool = _option(False, recorded=True)
+    name: str | None = _option(None, recorded=True)
+    cache: bool | Literal["objects"] = True
+    layout: Literal["file", "directory"] = _option("file", choices=("file", "directory"))
+    second_derivatives: bool = _option(False, recorded=True)
+    specializations: Sequence[Mapping[str, int]] = _option((), recorded=True)
+    warm_up: bool = _option(False, recorded=True)
+    regional: bool | None = _option(None, recorded=True)
+    tune: bool = _option(False, recorded=True)
+    allow_untested_torch: bool = _option(False, recorded=True)
+    provenance: bool = False
+    sbom: bool = False
+    builder: str = UNNAMED_BUILDER
+    entry: str | Path | None = None
+    observer: Observer | None = None
+
+    ambient: schema.DType | None = None
 
     @property
     def exact_random(self) -> bool:
+        """Whether random numbers are eager's."""
         return self.rng == "eager"
 
     @property
+    def optional(self) -> Collection[str]:
+        """Methods that may fail."""
+        return OPTIONAL_METHODS if self.methods is None else ()
+
+    @property
     def plans(self) -> list[MethodPlan]:
-        return [_variant(METHODS[name], state, first=i == 0) for i, state in enumerate(self.autocast) for name in self.methods]
+        """The methods to build, each under each autocast."""
+        methods = DEFAULT_METHODS if self.methods is None else self.methods
+        return [_variant(METHODS[name], state, first=i == 0) for i, state in enumerate(self._autocasts) for name in methods]
+
+    @property
+    def _autocasts(self) -> Sequence[schema.DType | None]:
+        if self.autocast is None:
+            return (self.ambient,)
+        words = _words(self.autocast)
+        return tuple(dtype for word, dtype in AUTOCAST.items() if word in words)
+
+    def recorded(self) -> dict[str, Any]:
+        """Return what provenance states, by name."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.metadata.get("recorded")}
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield what is wrong with the options."""
+        if self.autocast is not None:
+            yield from _unknown("autocast", _words(self.autocast), AUTOCAST)
+        yield from wrong_choices(vars(self))
+        if self.memory_budget is not None and not 0 <= self.memory_budget <= 1:
+            yield Problem("memory_budget", f"{self.memory_budget} is not between 0 and 1")
+        if self.memory_budget is not None and self.partitioner == "default":
+            yield Problem("memory_budget", "only the min-cut partitioner has one")
+        if self.methods is not None:
+            yield from _unknown("methods", self.methods, METHODS)
+            twice = sorted({method for method in self.methods if self.methods.count(method) > 1})
+            yield from (Problem("methods", f"{method!r} is listed twice") for method in twice)
+        yield from _unknown("front_ends", self.front_ends, FRONT_ENDS)
+
+
+FIELDS: Final = {one.name: one for one in fields(Options) if one.name != "ambient"}
+"""The options by name."""
+
+
+def wrong_choices(given: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield the options in ``given`` whose values are none of their choices."""
+    for name, one in FIELDS.items():
+        choices = one.metadata.get("choices")
+        if choices and name in given and given[name] not in choices:
+            yield _unknown_value(name, given[name], choices)
+
+
+def _unknown(name: str, values: Sequence[str], known: Collection[str]) -> Iterator[Problem]:
+    """Yield the values of a list that are not known, or that there are none."""
+    yield from (_unknown_value(name, value, known) for value in values if value not in known)
+    if not values:
+        yield Problem(name, "at least one is needed")
+
+
+def _unknown_value(name: str, value: object, known: Collection[str]) -> Problem:
+    return Problem(name, f"{value!r} is not one of {', '.join(known)}")
+
+
+def _words(autocast: str | Sequence[str]) -> list[str]:
+    return [word.strip() for item in ([autocast] if isinstance(autocast, str) else autocast) for word in item.split(",")]
 
 
 def _variant(plan: MethodPlan, autocast: schema.DType | None, *, first: bool) -> MethodPlan:
     """Return a method under an autocast. Methods of the first autocast keep their plain names."""
     word = next((word for word, dtype in AUTOCAST.items() if dtype == autocast), str(autocast))
     return replace(plan, name=plan.name if first else f"{plan.name}.{word}", autocast=autocast)
-
-
-def options_of(given: Mapping[str, Any], current: schema.DType | None) -> Options:
-    """Return the options among the arguments of ``aotpack.build``, after a check.
-
-    ``current`` is the element type of the caller's autocast. The command line has no ``args`` yet.
-
-    Raises:
-        BuildError: an option has an unknown value, or ``args`` is not a tuple. Lists all problems.
-    """
-    states, problems = _autocast_states(given["autocast"], current)
-    chosen = {field.name: given[field.name] for field in fields(Options) if field.name in given}
-    options = Options(**chosen | {"autocast": states})
-    if given["methods"] is None:
-        options = replace(options, methods=DEFAULT_METHODS, optional=OPTIONAL_METHODS)
-    problems += [*_problems(given.get("args", ()), options), *layout_problems(given["layout"])]
-    if problems:
-        raise BuildError("The build's options are not valid.", problems)
-    return options
-
-
-def _autocast_states(
-    asked: str | Sequence[str] | None, current: schema.DType | None
-) -> tuple[tuple[schema.DType | None, ...], list[Problem]]:
-    """Return the element types that ``autocast`` asks for, and what is wrong with it."""
-    if asked is None:
-        return (current,), []
-    words = [word.strip() for item in ([asked] if isinstance(asked, str) else asked) for word in item.split(",")]
-    problems = [Problem("autocast", f"{word!r} is not one of {', '.join(AUTOCAST)}") for word in words if word not in AUTOCAST]
-    if not words:
-        problems.append(Problem("autocast", "at least one is needed"))
-    return tuple(dtype for word, dtype in AUTOCAST.items() if word in words), problems
-
-
-def _problems(args: Any, options: Options) -> list[Problem]:
-    """Return what is wrong with the options."""
-    methods, front_ends = options.methods, options.front_ends
-    problems: list[Problem] = []
-    if not isinstance(args, tuple):
-        problems.append(Problem("args", f"expected a tuple of positional arguments, got {type(args).__name__}"))
-    if options.partitioner not in PARTITIONERS:
-        problems.append(Problem("partitioner", f"{options.partitioner!r} is not one of {', '.join(PARTITIONERS)}"))
-    if options.memory_budget is not None and not 0 <= options.memory_budget <= 1:
-        problems.append(Problem("memory_budget", f"{options.memory_budget} is not between 0 and 1"))
-    if options.memory_budget is not None and options.partitioner == "default":
-        problems.append(Problem("memory_budget", "only the min-cut partitioner has one"))
-    unknown = [method for method in methods if method not in METHODS]
-    problems += [Problem("methods", f"{method!r} is not one of {', '.join(METHODS)}") for method in unknown]
-    problems += [
-        Problem("methods", f"{method!r} is listed twice") for method in sorted(set(methods)) if methods.count(method) > 1
-    ]
-    if not methods:
-        problems.append(Problem("methods", "at least one is needed"))
-    known = capture.FRONT_ENDS
-    problems += [Problem("front_ends", f"{name!r} is not one of {', '.join(known)}") for name in front_ends if name not in known]
-    if not front_ends:
-        problems.append(Problem("front_ends", "at least one is needed"))
-    if options.rng not in RNG_MODES:
-        problems.append(Problem("rng", f"{options.rng!r} is not one of {', '.join(RNG_MODES)}"))
-    if options.branches not in BRANCHES:
-        problems.append(Problem("branches", f"{options.branches!r} is not one of {', '.join(BRANCHES)}"))
-    return problems
-
-
-def layout_problems(layout: str) -> list[Problem]:
-    """Return what is wrong with the ``layout`` option."""
-    return [] if layout in LAYOUTS else [Problem("layout", f"{layout!r} is not one of {', '.join(LAYOUTS)}")]

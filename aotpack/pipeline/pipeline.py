@@ -21,6 +21,7 @@ import torch
 
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.digest import hex_part
+from aotpack_loader.errors import BuildError, Problem
 from aotpack_loader.format import schema
 from aotpack_loader.trust import decide_trust, record_built
 
@@ -33,7 +34,6 @@ from .._torch.api.recurrent import own_gru
 from .._torch.api.shape_env import recorded_guards
 from .._torch.fixes.applying import apply_fixes, record_of_fixes
 from .._torch.fixes.gate import check_torch
-from ..capture import FRONT_ENDS
 from ..capture.caches import emptied_caches
 from ..capture.dry_run.eager import warmed_up
 from ..targets import Target
@@ -45,10 +45,10 @@ from . import classes, documents, finish, reopen
 from .collector import gc_tuned_for_build
 from .context import BuildContext, Example
 from .materials import Material, materials_of
-from .options import Options, RandomMode
+from .options import FRONT_ENDS, UNNAMED_BUILDER, Options, RandomMode
 from .preflight import check_build, check_compile
 from .progress import BuildReport, Observer, Run
-from .provenance import COMPILE_TYPE, RECORDED, UNNAMED_BUILDER, Papers
+from .provenance import COMPILE_TYPE, Papers
 from .selftest import record
 from .specializations import specialize
 from .traced_methods import TracedMethod
@@ -155,10 +155,10 @@ def build(
         WrongResultsError: the check found other results than the model's. Nothing was written.
         BuildError: the model cannot be built. Nothing was written.
     """
-    given = dict(locals())
-    options, chosen = check_build(given)
+    asked = Options(**{given: value for given, value in locals().items() if given not in ("model", "args", "kwargs")})
+    options, chosen = check_build(asked, lambda: _check_args(args))
     run = Run(observer)
-    papers = _papers(given)
+    papers = _papers(model, options)
     fixes = _checked_torch(run, chosen, allow_untested_torch)
     if tune:
         finish.tune(run, chosen)
@@ -179,13 +179,18 @@ def build(
     return _with_methods(report, traced[0].methods, options)
 
 
-def _papers(given: Mapping[str, Any]) -> Papers:
-    """Return what to write beside the bundle. ``given`` are the arguments of :func:`build`."""
-    papers = Papers(given["provenance"], given["sbom"], given["builder"])
+def _check_args(args: object) -> None:
+    if not isinstance(args, tuple):
+        problem = Problem("args", f"expected a tuple of positional arguments, got {type(args).__name__}")
+        raise BuildError("The build's options are not valid.", [problem])
+
+
+def _papers(model: torch.nn.Module | Callable[..., Any], options: Options) -> Papers:
+    """Return what to write beside the bundle."""
+    papers = Papers(options.provenance, options.sbom, options.builder)
     if not (papers.provenance or papers.sbom):
         return papers
-    parameters = {name: given[name] for name in RECORDED}
-    return replace(papers, parameters=parameters, materials=materials_of(given["model"], given["entry"]))
+    return replace(papers, parameters=options.recorded(), materials=materials_of(model, options.entry))
 
 
 @contextlib.contextmanager
@@ -326,7 +331,7 @@ def compile_bundle(
             computes other values than those recorded. Nothing was written.
         TrustError: ``self_test`` would run native code of a bundle that is not trusted.
     """
-    chosen = check_compile(locals())
+    chosen = check_compile(targets, specializations, out, layout)
     run = Run(observer)
     fixes = _checked_torch(run, chosen, allow_untested_torch)
     if tune:

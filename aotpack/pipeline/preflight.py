@@ -7,8 +7,10 @@ what targets lack on this machine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 from aotpack_loader.errors import AotpackError, BuildError, Problem
 from aotpack_loader.trust import check_records
@@ -16,17 +18,16 @@ from aotpack_loader.trust import check_records
 from ..capture.autocast import current_autocast
 from ..targets import Target, find_target
 from ..writer.destination import check_destination
-from .options import Options, layout_problems, options_of
+from .options import Options, wrong_choices
 from .specializations import refuse_unused
 
 T = TypeVar("T")
 
 
-def check_build(given: Mapping[str, Any], *also: Callable[[], object]) -> tuple[Options, list[Target]]:
-    """Check the arguments of ``aotpack.build``, and return its options and targets.
+def check_build(options: Options, *also: Callable[[], object]) -> tuple[Options, list[Target]]:
+    """Check the options of a build. Return them with the caller's autocast, and the targets.
 
-    The model and its example inputs may be missing: the command line loads them afterwards. ``also``
-    are further checks.
+    ``also`` are further checks.
 
     Raises:
         AotpackError: the only problem, or a :class:`BuildError` with all of them.
@@ -34,30 +35,31 @@ def check_build(given: Mapping[str, Any], *also: Callable[[], object]) -> tuple[
     found = _Problems()
     for check in also:
         found.of(check)
-    options = found.of(lambda: options_of(given, current_autocast()))
-    targets = _check_targets(found, given)
+    found.options([*options.problems()])
+    targets = _check_targets(found, options.targets, options.specializations, options.out, options.layout)
     found.raise_all()
-    assert options is not None
-    return options, targets
+    return replace(options, ambient=current_autocast()), targets
 
 
-def check_compile(given: Mapping[str, Any]) -> list[Target]:
-    """Check the arguments of ``aotpack.compile_bundle``, and return its targets.
+def check_compile(
+    targets: Sequence[str], specializations: Sequence[Mapping[str, int]], out: str | Path, layout: str
+) -> list[Target]:
+    """Check these arguments of ``aotpack.compile_bundle``, and return its targets.
 
     Raises:
         AotpackError: as :func:`check_build`.
     """
     found = _Problems()
-    if problems := layout_problems(given["layout"]):
-        found.errors.append(BuildError("The options are not valid.", problems))
-    targets = _check_targets(found, given)
+    found.options([*wrong_choices({"layout": layout})])
+    made = _check_targets(found, targets, specializations, out, layout)
     found.raise_all()
-    return targets
+    return made
 
 
-def _check_targets(found: _Problems, given: Mapping[str, Any]) -> list[Target]:
+def _check_targets(
+    found: _Problems, names: Sequence[str], specializations: Sequence[Mapping[str, int]], out: str | Path, layout: str
+) -> list[Target]:
     """Check what both commands take: targets, their needs, and where the bundle goes."""
-    names: Sequence[str] = given["targets"]
     if isinstance(names, str):
         found.errors.append(BuildError(f"targets={names!r} is not a sequence of names.", hint=f"Write targets=({names!r},)."))
         names = ()
@@ -67,10 +69,10 @@ def _check_targets(found: _Problems, given: Mapping[str, Any]) -> list[Target]:
     named = {target.name: target for target in made if target is not None}
     targets = [named[name] for name in sorted(named)]  # their order decides nothing, the graphs least of all
     if None not in made:
-        found.of(lambda: refuse_unused(targets, given["specializations"]))
+        found.of(lambda: refuse_unused(targets, specializations))
     kinds = {type(target): target for target in targets}
     found.errors += [error for target in kinds.values() for error in target.lacks()]
-    found.of(lambda: check_destination(given["out"], given["layout"]))
+    found.of(lambda: check_destination(out, layout))
     found.of(check_records)
     return targets
 
@@ -88,6 +90,11 @@ class _Problems:
         except AotpackError as error:
             self.errors.append(error)
             return None
+
+    def options(self, problems: list[Problem]) -> None:
+        """Keep what is wrong with the options as one error."""
+        if problems:
+            self.errors.append(BuildError("The build's options are not valid.", problems))
 
     def raise_all(self) -> None:
         """Raise a single error as it is, or one error with the problems of all."""

@@ -23,18 +23,13 @@ from .. import __version__
 from ..writer.bundle import TargetEntry
 from .bill import bill_of_materials
 from .materials import Material, tools
+from .options import UNNAMED_BUILDER
 
 SLSA: Final = "https://slsa.dev/provenance/v1"
 BUILD_TYPE: Final = "https://aotpack.dev/build/v1"
 COMPILE_TYPE: Final = "https://aotpack.dev/compile/v1"
 """Build types, described in spec/attachments.md."""
-UNNAMED_BUILDER: Final = "https://aotpack.dev/builder/unnamed"
 PREDICATE: Final = "dev.sigstore.bundle.predicateType"
-RECORDED: Final = (
-    "targets", "partitioner", "memory_budget", "methods", "front_ends", "rng", "branches", "autocast", "check", "self_test",
-    "name", "second_derivatives", "specializations", "warm_up", "regional", "tune", "allow_untested_torch",
-)  # fmt: skip
-"""The options of a build that its provenance states."""
 
 Json = dict[str, Any]
 

@@ -19,9 +19,9 @@ from . import _process
 
 if TYPE_CHECKING:
     from .errors import AotpackError as AotpackError
+    from .integrations.peft import save_adapter as save_adapter
     from .loading import BackendWarning as BackendWarning
     from .loading import load as load
-    from .module.adapters import save_adapter as save_adapter
     from .module.program import LoadedProgram as LoadedProgram
     from .runtime.inputs import LayoutWarning as LayoutWarning
 
@@ -33,7 +33,7 @@ _HOME = {
     "BackendWarning": "loading",
     "LayoutWarning": "runtime.inputs",
     "LoadedProgram": "module.program",
-    "save_adapter": "module.adapters",
+    "save_adapter": "integrations.peft",
     "AotpackError": "errors",
 }
 

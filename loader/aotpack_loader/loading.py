@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from . import _process
 from .opening import from_record
+from .options import LoadOptions
 
 if TYPE_CHECKING:
     import torch
@@ -87,15 +88,13 @@ def load(
         DirectoryError: a native target was requested, and the directory for its code cannot be
             used.
     """
-    given = dict(locals())
-    del given["bundle"]
+    options = LoadOptions(**{name: value for name, value in locals().items() if name != "bundle"})
     with _process.collector_paused():
-        if module := from_record.load(bundle, given):
+        if module := from_record.load(bundle, options):
             return module
         from .opening.documents import load_with  # not needed for a bundle whose start is recorded
-        from .options import LoadOptions
 
-        module, fallback = load_with(bundle, LoadOptions(**given))
+        module, fallback = load_with(bundle, options.checked())
     if fallback:
         from .text import visible_lines  # only for warnings
 

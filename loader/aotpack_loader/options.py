@@ -1,14 +1,15 @@
-"""The options of a load. :func:`aotpack_loader.load` explains them."""
+"""The options of a load: their one list.
+
+The arguments of :func:`aotpack_loader.load`, which explains them, and the loads that are recorded follow
+it (tests/test_options.py).
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Collection
-from typing import TYPE_CHECKING
-
-from msgspec import Struct
-from msgspec.structs import replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from .errors import AotpackError
 
@@ -18,14 +19,11 @@ if TYPE_CHECKING:
 _DIGEST = "sha256:[0-9a-f]{64}"  # compiled only for a load that names one
 
 
-class LoadOptions(Struct, frozen=True):
-    """The options of one load.
+class LoadOptions(NamedTuple):
+    """The options of one load. Policies set the last two, which are no arguments of ``load``.
 
     ``source`` is the name of the bundle that policies match; empty: the path of what is opened.
     ``vouched`` says why a policy permits its native code; empty: none does.
-
-    Raises:
-        AotpackError: an option has an invalid value.
     """
 
     device: str | torch.device | None = None
@@ -34,8 +32,8 @@ class LoadOptions(Struct, frozen=True):
     trust: str | Collection[str] | None = None
     operators: Collection[str] = ()
     subclasses: Collection[type] = ()
-    verify: str = "code"
-    check: str = "arguments"
+    verify: Literal["code", "full"] = "code"
+    check: Literal["arguments", "full"] = "arguments"
     donate: bool = False
     allow_untested_torch: bool = False
     digest: str | None = None
@@ -44,7 +42,12 @@ class LoadOptions(Struct, frozen=True):
     source: str = ""
     vouched: str = ""
 
-    def __post_init__(self) -> None:
+    def checked(self) -> Self:
+        """Return the options.
+
+        Raises:
+            AotpackError: one has an invalid value.
+        """
         if self.verify not in ("code", "full"):
             raise AotpackError(f"verify={self.verify!r} is not known.", hint='Use "code" or "full".')
         if self.check not in ("arguments", "full"):
@@ -54,10 +57,11 @@ class LoadOptions(Struct, frozen=True):
         if isinstance(self.operators, str):
             hint = f"Pass a collection: operators=({self.operators!r},)."
             raise AotpackError(f"operators={self.operators!r} is not understood.", hint=hint)
+        return self
 
 
 def pinned(options: LoadOptions, digest: str | None) -> LoadOptions:
     """Return the options of a load whose caller named the bundle's digest, which permits its native code."""
     if digest is None:
         return options
-    return replace(options, digest=digest, trust=digest if options.trust is None else options.trust)
+    return options._replace(digest=digest, trust=digest if options.trust is None else options.trust)

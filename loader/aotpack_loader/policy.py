@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import replace
 
 from .archive.digest import is_digest
 from .errors import PolicyError, Problem
@@ -193,7 +192,7 @@ def apply_policies(bundle: Bundle, options: LoadOptions, *, warn: bool = True) -
 
             lines = "".join(f"\n  {problem}" for problem in _labelled(each))
             warnings.warn(visible_lines(f"The bundle {source} breaks a policy:{lines}"), PolicyWarning, stacklevel=4)
-    return replace(options, vouched=next((each.accepted for each in found if each.accepted), ""))
+    return options._replace(vouched=next((each.accepted for each in found if each.accepted), ""))
 
 
 _HINT: Final = "docs/guide/trust.md describes policies; spec/schema/policy.v1.schema.json is their JSON Schema."

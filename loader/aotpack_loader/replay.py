@@ -224,7 +224,7 @@ def _classes(program: schema.Program, provided: Collection[type]) -> Mapping[str
     required = program.requirements.subclasses
     if not required:
         return {}
-    from .runtime.subclass_wrappers import resolve  # most programs have none
+    from .runtime.subclasses.wrappers import resolve  # most programs have none
 
     return resolve(required, provided)
 
@@ -241,7 +241,7 @@ def _rebuilt(
     if leaf.subclass is None:
         (value,) = parts
     else:
-        from .runtime.subclass_wrappers import Wrapper
+        from .runtime.subclasses.wrappers import Wrapper
 
         value = Wrapper(leaf.subclass, classes).unflatten(iter(parts), sizes)
     return value.requires_grad_(leaf.requires_grad)

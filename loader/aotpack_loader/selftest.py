@@ -33,6 +33,7 @@ def run_self_test(
         SubclassError: it holds tensors of a class that is not among ``subclasses``.
     """
     options = LoadOptions(None, backend, trust=trust, operators=operators, subclasses=subclasses, policy=policy, source=source)
+    options = options.checked()
 
     def load() -> LoadedProgram:
         module = load_with(path, options)[0]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import click
 
-from aotpack.cli import main as group
+from aotpack.tools.cli import main as group
 
 from .paths import ROOT
 

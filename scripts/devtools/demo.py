@@ -27,13 +27,13 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import load_file
 
-from aotpack.cli.console import size_text, time_text
+from aotpack.tools.cli.console import size_text, time_text
 from devtools.paths import ROOT
 
 MODEL = ROOT / "examples" / "digits" / "model.py"
 TRAIN = ROOT / "examples" / "digits" / "train.py"
 FIRST_STEP = ROOT / "scripts" / "devtools" / "bench" / "first_step.py"
-CONTENDER = ROOT / "aotpack" / "measure" / "contender.py"
+CONTENDER = ROOT / "aotpack" / "tools" / "measure" / "contender.py"
 TARGETS = ("cpu", "portable")
 ACCURACY = 0.95
 RTOL, ATOL = 1e-4, 1e-5
@@ -103,7 +103,7 @@ def build_bundle(directories: Directories) -> dict[str, Any]:
     targets = [part for target in TARGETS for part in ("--target", target)]
     command = [
         "-m",
-        "aotpack.cli",
+        "aotpack.tools.cli",
         "build",
         MODEL.relative_to(ROOT),
         "-o",

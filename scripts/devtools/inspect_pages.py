@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import aotpack
-from aotpack.report.html.inspect import inspect_page
+from aotpack.tools.report.html.inspect import inspect_page
 from aotpack_loader.archive.bundle import Bundle
 
 from .browser import chromium

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from aotpack.measure.machine import cpu_model
+from aotpack.tools.measure.machine import cpu_model
 
 from .paths import ROOT
 

@@ -1,6 +1,6 @@
 """Fetches the libraries of HTML pages from npm, or checks that the files are those of the manifest.
 
-    scripts/vendor            fetch every file of aotpack/report/html/vendor/vendor.json, and record its digest
+    scripts/vendor            fetch every file of aotpack/tools/report/html/vendor/vendor.json, and record its digest
     scripts/vendor --check    compare files and digests; no network
 
 To take another release, change ``version`` in the manifest and run it. ``npm pack`` fetches the
@@ -21,7 +21,7 @@ from typing import Any
 
 from .paths import ROOT
 
-FOLDER = ROOT / "aotpack/report/html/vendor"
+FOLDER = ROOT / "aotpack/tools/report/html/vendor"
 MANIFEST = FOLDER / "vendor.json"
 
 

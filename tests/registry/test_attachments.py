@@ -13,12 +13,12 @@ from support.archive import members
 
 import aotpack
 import aotpack_loader
-from aotpack.cli import main
 from aotpack.registry.attachments import push_attachments
 from aotpack.registry.copy import copy
 from aotpack.registry.image import push_image
 from aotpack.registry.push import push
 from aotpack.signing.sign import sign
+from aotpack.tools.cli import main
 from aotpack_loader.archive.attachments import CYCLONEDX, IN_TOTO
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import RegistryContentError

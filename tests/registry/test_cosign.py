@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from aotpack.cli import main
 from aotpack.registry.push import push
 from aotpack.signing.sign import about, sign
+from aotpack.tools.cli import main
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.format.schema import Descriptor
 from aotpack_loader.registry.client import Repository, referrers_tag

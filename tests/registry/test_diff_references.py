@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from aotpack.cli import main
 from aotpack.registry.push import push
+from aotpack.tools.cli import main
 from aotpack_loader.registry.reference import Reference
 
 from .bundles import write_two

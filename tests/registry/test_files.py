@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import aotpack_loader
-from aotpack.cli import main
+from aotpack.tools.cli import main
 from aotpack_loader.errors import BundleNotFoundError, CorruptBundleError, PolicyError, RegistryError
 from aotpack_loader.registry.files import copy_file, fetch_file
 

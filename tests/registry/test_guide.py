@@ -16,7 +16,7 @@ from support.archive import write_tiny
 from support.markdown import ROOT, blocks
 
 import aotpack_loader
-from aotpack.cli import main
+from aotpack.tools.cli import main
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import LockError
 from aotpack_loader.registry.lock import locked, read_lock, write_lock

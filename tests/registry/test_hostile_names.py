@@ -13,8 +13,8 @@ from rich.progress import Progress
 from support.hostile import HIDDEN, HOSTILE, hostile_bundle
 
 import aotpack_loader
-from aotpack.cli import console, main
 from aotpack.registry.push import push
+from aotpack.tools.cli import console, main
 from aotpack_loader.errors import AotpackError, Problem
 from aotpack_loader.registry.reference import Reference
 from devtools.paths import ROOT
@@ -151,7 +151,7 @@ def test_names_are_inert(command: str, scene: Scene) -> None:
 def test_only_the_console_writes() -> None:
     """Commands write with ``say``, ``plain`` and the consoles of ``console.py``, which make names visible."""
     wrong = re.compile(r"click\.echo\(|\bprint\(|(?<![_\w])Console\(|sys\.std(out|err)\.write")
-    for path in sorted((ROOT / "aotpack/cli").glob("*.py")):
+    for path in sorted((ROOT / "aotpack/tools/cli").glob("*.py")):
         if path.name != "console.py":
             text = re.sub(r"\.print\(", "", path.read_text())
             assert not wrong.findall(text), path.name

@@ -12,7 +12,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from aotpack.cli import main
+from aotpack.tools.cli import main
 from devtools.paths import ROOT
 
 from .conftest import Registry

@@ -11,8 +11,8 @@ import torch
 from click.testing import CliRunner
 
 import aotpack_loader
-from aotpack.cli import main
 from aotpack.registry.push import push
+from aotpack.tools.cli import main
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AotpackError, CorruptBundleError, DirectoryError, RegistryError, TargetError
 from aotpack_loader.registry.pull import by_name, pull

@@ -18,7 +18,7 @@ import aotpack
 import aotpack_loader
 from aotpack_loader.errors import AotpackError, CorruptBundleError, EditError, StateError
 from aotpack_loader.format import schema
-from aotpack_loader.module.adapters import ADAPTERS, adapters_of
+from aotpack_loader.integrations.peft import ADAPTERS, adapters_of
 
 from .conftest import Data, losses
 
@@ -184,7 +184,7 @@ def test_what_tools_ask_a_model_of_peft(build: Callable[..., Any], capsys: pytes
 
 
 def test_a_loss_that_a_trainer_cannot_scale_is_told(build: Callable[..., Any], trainer: Any) -> None:
-    with pytest.warns(aotpack_loader.module.own_class.LossWarning, match="num_items_in_batch"):
+    with pytest.warns(aotpack_loader.opening.own_class.LossWarning, match="num_items_in_batch"):
         made = trainer(build(adapted, scaled=False), "bundle")
     assert made.model_accepts_loss_kwargs is False
     made.train()

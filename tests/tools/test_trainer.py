@@ -17,8 +17,8 @@ import aotpack
 import aotpack_loader
 from aotpack_loader import AotpackError
 from aotpack_loader.errors import EditError, MissingCodeError
-from aotpack_loader.module.own_class import LossWarning
-from aotpack_loader.module.pretrained import ConfigWarning
+from aotpack_loader.integrations.transformers import ConfigWarning
+from aotpack_loader.opening.own_class import LossWarning
 
 from .conftest import Data, losses
 

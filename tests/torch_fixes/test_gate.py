@@ -22,7 +22,7 @@ from aotpack._torch.fixes.applying import fixes_of
 from aotpack._torch.fixes.entries import FIXES, HOOKS
 from aotpack._torch.fixes.register import INDUCTOR, INDUCTOR_SUPPORTED, SUPPORTED, name_of
 from aotpack._torch.tracing import aot_autograd
-from aotpack.report.describe import producer_text
+from aotpack.tools.report.describe import producer_text
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import BuildError, UnsupportedTorchError
 

@@ -13,7 +13,7 @@ from support.markdown import ROOT, Block, blocks
 from torch.export import Dim
 
 import aotpack
-from aotpack.cli import main
+from aotpack.tools.cli import main
 
 pytest.importorskip("jaxlib")
 

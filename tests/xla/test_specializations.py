@@ -13,7 +13,7 @@ from msgspec import structs
 from torch.export import Dim
 
 import aotpack
-from aotpack.cli import main
+from aotpack.tools.cli import main
 from aotpack_loader import load
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.manifests import check_references

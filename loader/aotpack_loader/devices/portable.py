@@ -21,7 +21,7 @@ from .literals import literal
 
 if TYPE_CHECKING:
     from .call_library import CallLibrary
-    from .untrusted import Budget
+    from .sandbox.untrusted import Budget
 
 _Slots = list[Any]
 Refused = Callable[[Exception, tuple[str, str]], Exception]
@@ -171,7 +171,7 @@ class UntrustedExecutable(PortableExecutable):
         refused: Refused,
         budget: Budget | None = None,
     ) -> None:
-        from . import untrusted  # not imported for trusted bundles
+        from .sandbox import untrusted  # not imported for trusted bundles
 
         self._implement = untrusted.implementation
         self._is_root = budget is None
@@ -219,7 +219,7 @@ class PortableDevice(CpuDevice):
 
     def _require_views(self, bundle: Bundle) -> None:
         """Refuse views of results that are not on the list."""
-        from .untrusted import refuse_unlisted  # not imported for trusted bundles
+        from .sandbox.untrusted import refuse_unlisted  # not imported for trusted bundles
 
         results = [result for method in bundle.program.methods.values() for result in method.results]
         steps = [step for result in results if isinstance(result, schema.AliasResult) for step in result.view]
@@ -253,7 +253,7 @@ class PortableDevice(CpuDevice):
     def _executable(self, program: schema.Graph, declared: Collection[str], refused: Refused) -> PortableExecutable:
         if not self._untrusted:
             return PortableExecutable(program, self.device, declared, refused)
-        from . import untrusted  # not imported for trusted bundles
+        from .sandbox import untrusted  # not imported for trusted bundles
 
         untrusted.require_allowed(program, declared, self._untrusted, self._bundle.digest)
         return UntrustedExecutable(program, self.device, declared, refused)

@@ -91,6 +91,10 @@ class LoadedProgram(Watched):
     _aotpack_modes: dict[bool, list[str]]
     _aotpack_text: str
     _aotpack_is_root = True
+    _aotpack_in_graph: Callable[[Any, Any], Any]
+    """What Dynamo traces instead of a call: takes its arguments. The program's own class has it."""
+    _aotpack_as_html: Callable[[schema.Program, Sequence[tuple[str, str]]], str]
+    """Describes the program for Jupyter, with further pairs of label and text. The program's own class has it."""
 
     # Names here begin with "aotpack" or "_aotpack", except those of nn.Module. All others belong to
     # the original.
@@ -116,9 +120,7 @@ class LoadedProgram(Watched):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the program as the original was called; see ``aotpack inspect`` for its arguments."""
         if is_traced():
-            from ..in_graph import call_in_graph  # rarely needed
-
-            return call_in_graph(self, args, kwargs)
+            return self._aotpack_in_graph(args, kwargs)
         call = self._aotpack_calls.get((self.training, torch.is_grad_enabled()))
         if call is None:
             call = self._aotpack_call_without_gradients()
@@ -239,11 +241,11 @@ class LoadedProgram(Watched):
 
     def _repr_html_(self) -> str:
         """Describe the program for Jupyter: how it was loaded, and how to call it."""
-        from .notebook import summary  # only in a notebook
-
         info = self.aotpack
         loaded = [("bundle", info.path), ("digest", info.digest), ("target", f"{info.backend}: {info.reason}")]
-        return summary(info.program, [*loaded, *((f"not {name}", reason) for name, reason in info.rejected.items())])
+        return self._aotpack_as_html(
+            info.program, [*loaded, *((f"not {name}", reason) for name, reason in info.rejected.items())]
+        )
 
     def extra_repr(self) -> str:
         loaded = f"{self.aotpack.path}, backend={self.aotpack.backend}"

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from msgspec import structs
-from msgspec.structs import replace
 
 from ..archive.bundle import Bundle
 from ..archive.layout import Layout
@@ -20,18 +19,18 @@ from ..format import schema
 from ..format.subclasses import backward_arity, forward_arity, stored_parts, uses_subclasses
 from ..format.versions import torch_satisfies
 from ..module.outline import outline_of
-from ..module.own_class import class_of
 from ..module.program import LoadedProgram, LoadInfo, by_mode
 from ..options import LoadOptions, pinned
 from ..runtime.call import MethodCall
 from ..runtime.loaded_method import LoadedMethod
 from ..trust import ALL
 from . import recording
+from .own_class import class_of
 
 if TYPE_CHECKING:
     from ..devices.protocols import Device, SizedDevice
     from ..runtime.checks import Checks
-    from ..runtime.subclass_wrappers import Classes
+    from ..runtime.subclasses.wrappers import Classes
 
 
 def load_with(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test: bool = True) -> tuple[LoadedProgram, str]:
@@ -62,7 +61,7 @@ def load_with(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test
     if self_test and _is_of_another_release(chosen.target):
         from .other_release import tested_here  # rarely needed
 
-        same = replace(options, backend=chosen.target.name, weights=True, check="arguments")
+        same = options._replace(backend=chosen.target.name, weights=True, check="arguments")
         tested, warning = tested_here(
             where, opened.program, chosen.target, options, lambda: load_with(where, same, self_test=False)[0]
         )
@@ -146,7 +145,7 @@ def _classes(required: list[str], provided: Collection[type]) -> Classes:
     """The tensor subclasses a bundle needs. Most bundles need none, and then the module for them is not imported."""
     if not required and not provided:
         return {}
-    from ..runtime.subclass_wrappers import resolve
+    from ..runtime.subclasses.wrappers import resolve
 
     return resolve(required, provided)
 
@@ -163,7 +162,7 @@ def _tensor(entry: schema.StateEntry, stored: WeightMap, classes: Classes) -> to
     """The tensor of an entry; a subclass is rebuilt from its stored parts."""
     if entry.subclass is None:
         return stored.tensor(entry)
-    from ..runtime.subclass_wrappers import Wrapper
+    from ..runtime.subclasses.wrappers import Wrapper
 
     parts = iter([stored.tensor(_view(part)) for part in stored_parts(entry.subclass)])
     return Wrapper(entry.subclass, classes).unflatten(parts, {})
@@ -220,7 +219,7 @@ def _call(loaded: LoadedMethod, bundle: Bundle, chosen: Selection, check: str, c
     native = is_native(chosen.target)
     if _is_plain(loaded):
         return MethodCall(loaded, forward, backward, checks, native=native)
-    from ..runtime.subclass_call import SubclassCall  # rarely needed, so not imported at every start
+    from ..runtime.subclasses.call import SubclassCall  # rarely needed, so not imported at every start
 
     return SubclassCall(loaded, forward, backward, checks, native=native)
 
@@ -235,7 +234,7 @@ def _checks(loaded: LoadedMethod, bundle: Bundle, chosen: Selection) -> Checks:
     if _is_plain(loaded):
         return Checks(loaded, *graphs, own_layout=is_native(chosen.target))
 
-    from ..runtime.full_subclass_checks import SubclassChecks
+    from ..runtime.subclasses.full_checks import SubclassChecks
 
     return SubclassChecks(loaded, *graphs, own_layout=is_native(chosen.target))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,17 +27,18 @@ from ..devices.call_sizes import make
 from ..devices.packages import library_of, package_of, require_operators
 from ..errors import CorruptBundleError, DirectoryError
 from ..module.outline import EntryOutline, ModuleOutline, Outline, ParameterOutline
-from ..module.own_class import class_of
 from ..module.program import LoadedProgram, LoadInfo, by_mode
 from ..trust import decide_trust
 from ..value import Value
 from . import record_files
+from .own_class import class_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
     from ..format import schema
+    from ..options import LoadOptions
     from ..runtime.call import MethodCall
 
     Description = dict[str, Any]
@@ -56,10 +57,8 @@ class Blob(Value):
         self._set(digest, media_type, size)
 
 
-def load(bundle: str | os.PathLike[str], options: Mapping[str, Any]) -> LoadedProgram | None:
+def load(bundle: str | os.PathLike[str], options: LoadOptions) -> LoadedProgram | None:
     """Return the module; None if there is no record that fits, or something is unusual.
-
-    ``options`` are those of :func:`aotpack_loader.load`, by name.
 
     Raises:
         AotpackError: as :func:`aotpack_loader.load`.
@@ -70,7 +69,7 @@ def load(bundle: str | os.PathLike[str], options: Mapping[str, Any]) -> LoadedPr
         return None
     layout = open_layout(bundle)
     try:
-        module = _from_record(os.fspath(bundle), layout, options["backend"], options["trust"])
+        module = _from_record(os.fspath(bundle), layout, options.backend, options.trust)
     except BaseException:
         layout.close()
         raise

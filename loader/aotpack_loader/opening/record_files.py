@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -23,35 +23,21 @@ import torch
 
 from ..archive import cache as files
 from ..archive.private import by_handle
+from ..options import LoadOptions
 
 SWITCH: Final = "AOTPACK_RECORDED_STARTS"
 
-_USUAL = {
-    "device": None,
-    "weights": True,
-    "verify": "code",
-    "check": "arguments",
-    "donate": False,
-    "allow_untested_torch": False,
-    "digest": None,
-    "lock": None,
-    "policy": None,
-    "source": "",
-    "vouched": "",
-}
-"""The options of loads that are recorded, except where any value will do."""
+_ANY: Final = ("operators", "subclasses", "backend", "trust")
+"""Options that a record does not fix: of the first two there must be none, and a start compares the others with the record."""
+_USUAL: Final = LoadOptions()
 
 
-def are_used(options: Mapping[str, Any]) -> bool:
-    """Whether loads with these options are recorded: not with ``AOTPACK_RECORDED_STARTS=0``.
-
-    ``backend`` and ``trust`` may have any value, because a start compares them with the record.
-    """
-    named = options["operators"], options["subclasses"]
+def are_used(options: LoadOptions) -> bool:
+    """Whether loads with these options are recorded: those that have defaults, and not with ``AOTPACK_RECORDED_STARTS=0``."""
+    named = options.operators, options.subclasses
     if os.environ.get(SWITCH) == "0" or any(named) or any(isinstance(names, str) for names in named):
         return False  # a text is an error, an empty one too
-    compared = options.keys() - {"operators", "subclasses", "backend", "trust"}
-    return all(options[name] == _USUAL[name] for name in compared)
+    return all(name in _ANY or value == usual for name, value, usual in zip(options._fields, options, _USUAL, strict=True))
 
 
 def read(root: Path, bundle: str, backend: str | None) -> Any:

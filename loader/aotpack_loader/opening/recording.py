@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
-from msgspec.structs import asdict
 
 from ..archive.bundle import Bundle, raw_size
 from ..archive.weights import INTEGERS, View
@@ -44,7 +43,7 @@ def keep(
     bundle: Bundle, options: LoadOptions, chosen: Selection, outline: Outline, info: LoadInfo, calls: Mapping[str, MethodCall]
 ) -> None:
     """Record a load, if its next one can start from a record. Nothing happens where the cache cannot be written to."""
-    if not record_files.are_used(asdict(options)) or not _is_usual(bundle, chosen, info):
+    if not record_files.are_used(options) or not _is_usual(bundle, chosen, info):
         return
     try:
         record_files.write(bundle.digest, options.backend, _record(bundle, chosen, outline, info, calls))

@@ -6,8 +6,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from ..devices.select import wanted
 from ..errors import RegistryError
 from ..options import LoadOptions, pinned
@@ -35,11 +33,11 @@ def fetch(text: str, options: LoadOptions) -> tuple[Path, LoadOptions]:
         from .files import fetch_file  # stores of files need no HTTP library of ours
 
         path, is_local = fetch_file(text)
-        return path, replace(pinned(options, options.digest), source="" if is_local else text)
+        return path, pinned(options, options.digest)._replace(source="" if is_local else text)
     from .pull import pull
 
     reference = Reference.parse(text)
-    options = replace(options, source=reference.repository_url)
+    options = options._replace(source=reference.repository_url)
     if options.digest is not None:
         if reference.digest not in ("", options.digest):
             raise RegistryError(f"digest={options.digest!r} is wanted, and {reference} names another.")

@@ -232,7 +232,7 @@ def _gradients(ctx: Any, call: _Call, gradients: Sequence[torch.Tensor | None]) 
     try:
         return _computed_gradients(ctx, call, gradients, arguments, received)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        from .untrusted_calls import refused  # not imported for trusted bundles
+        from ..devices.sandbox.untrusted_calls import refused  # not imported for trusted bundles
 
         raise refused(error) from error
 
@@ -276,7 +276,7 @@ def _computed_gradients(
 
 def _check_gradients(call: _Call, results: Sequence[Any], positions: Sequence[int | None]) -> None:
     if call.method.untrusted:
-        from .untrusted_calls import require_gradients  # not imported for trusted bundles
+        from ..devices.sandbox.untrusted_calls import require_gradients  # not imported for trusted bundles
 
         require_gradients(results, positions, call.sizes)
 

@@ -207,7 +207,7 @@ class MethodCall:
         try:
             return self._forward(primals, environment)
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            from .untrusted_calls import refused  # not imported for trusted bundles
+            from ..devices.sandbox.untrusted_calls import refused  # not imported for trusted bundles
 
             raise refused(error) from error
 

@@ -16,8 +16,8 @@ from ..errors import CheckError, Problem
 from ..format import expressions, schema, subclasses
 from ..format.subgraphs import output_values
 from .expectations import Expected, digest, fingerprint, origins, storage_of, storages_of
+from .memory import plain_tensors
 from .names import primal_name
-from .subclass_wrappers import plain_tensors
 from .tree import result_paths
 
 if TYPE_CHECKING:

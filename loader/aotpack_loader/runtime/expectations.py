@@ -11,8 +11,7 @@ import torch
 from ..devices import operators
 from ..errors import CorruptBundleError, Problem
 from ..format import expressions, schema
-from .memory import bytes_of
-from .subclass_wrappers import plain_tensors
+from .memory import bytes_of, plain_tensors
 
 Environment = Mapping[str, int]
 _CHUNK = 1 << 20

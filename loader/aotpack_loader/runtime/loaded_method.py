@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     import torch
 
     from ..format import schema
-    from .subclass_wrappers import Classes
 
 
 class LoadedMethod(Struct, frozen=True):
@@ -31,4 +30,4 @@ class LoadedMethod(Struct, frozen=True):
     constants: Mapping[str, torch.Tensor]
     entries: Mapping[str, schema.StateEntry]
     device: torch.device
-    classes: Classes
+    classes: Mapping[str, type[torch.Tensor]]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -53,6 +54,15 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
 def extent(shape: tuple[int, ...] | list[int], stride: tuple[int, ...] | list[int]) -> int:
     """Number of elements from the first to the last, inclusive, of a tensor that is not empty."""
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The plain tensors inside ``tensor``; a plain tensor yields itself."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from plain_tensors(getattr(tensor, name))
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from aotpack.measure.contender import loss_of
+from aotpack.tools.measure.contender import loss_of
 
 
 def parse() -> argparse.Namespace:

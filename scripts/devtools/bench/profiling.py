@@ -24,8 +24,8 @@ from unittest import mock
 import torch
 
 import aotpack
-from aotpack.measure.profile import profile_bundle
-from aotpack.measure.steps import StepInputs, call_as_built, inputs_of, loss_of
+from aotpack.tools.measure.profile import profile_bundle
+from aotpack.tools.measure.steps import StepInputs, call_as_built, inputs_of, loss_of
 
 from ..inspect_pages import NETWORKS, build
 from ..machine import provenance

@@ -24,7 +24,7 @@ from devtools.paths import RESULTS, ROOT
 BENCH = Path(__file__).resolve().parent
 
 PROCESSES = BENCH / "processes"
-CONTENDER = ROOT / "aotpack" / "measure" / "contender.py"
+CONTENDER = ROOT / "aotpack" / "tools" / "measure" / "contender.py"
 BOTH = ("--target", "cpu", "--target", "portable", "--method", "train", "--method", "infer")
 """Options of a build that serves most benchmarks, so that it is built once for all."""
 
@@ -181,7 +181,7 @@ class Bench:
         note, compiler = out.with_suffix(".compiler"), compiler_revision()
         if not out.exists() or not note.exists() or note.read_text() != compiler:
             note.unlink(missing_ok=True)
-            self.python("-m", "aotpack.cli", "build", self.source(case), "-o", out, "--json", *options, one_core=False)
+            self.python("-m", "aotpack.tools.cli", "build", self.source(case), "-o", out, "--json", *options, one_core=False)
             note.write_text(compiler)
         return out
 
@@ -204,7 +204,7 @@ class Bench:
         """
         with self.empty("TORCHINDUCTOR_CACHE_DIR") as caches:
             out = self.work / f"{case.name}-measured.aotpack"
-            words = ["-m", "aotpack.cli", "build", self.source(case), "-o", out, "--json", "--no-cache", *options]
+            words = ["-m", "aotpack.tools.cli", "build", self.source(case), "-o", out, "--json", "--no-cache", *options]
             seconds, found = timed(lambda: self.json(PROCESSES / "peak.py", *words, one_core=False, **caches))
         return Built(out, json.loads(found["output"]), seconds, found["cpu_seconds"], found["peak_bytes"])
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from aotpack_loader.devices import allowed
+from aotpack_loader.devices.sandbox import allowed
 
 from ..paths import ROOT
 from . import bundles, cost, escapes, operators, page, record

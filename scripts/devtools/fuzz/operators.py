@@ -278,7 +278,7 @@ def _function(name: str, checked: bool) -> Callable[..., Any]:
     operator = getattr(getattr(getattr(torch.ops, space), packet), overload)
     if not checked:
         return operator
-    from aotpack_loader.devices.untrusted import implementation
+    from aotpack_loader.devices.sandbox.untrusted import implementation
 
     return implementation(name)
 

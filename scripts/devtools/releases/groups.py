@@ -149,6 +149,7 @@ WITHOUT_GROUP = {
     "tests/test_hostile_signatures.py": _STATEMENTS,
     "tests/test_keyless.py": _STATEMENTS,
     "tests/test_model_signing.py": _STATEMENTS,
+    "tests/test_options.py": _CHECKOUT,
     "tests/test_packaging.py": _CHECKOUT,
     "tests/test_pages.py": _CHECKOUT,
     "tests/test_policy.py": _STATEMENTS,

@@ -13,7 +13,7 @@ import argparse
 import torch
 import torch._inductor
 
-from aotpack.measure.contender import user_model
+from aotpack.tools.measure.contender import user_model
 
 
 def main() -> None:

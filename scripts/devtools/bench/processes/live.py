@@ -9,9 +9,9 @@ import json
 
 import torch
 
-from aotpack.measure import contender
-from aotpack.measure.profile.memory import peak_of
-from aotpack.measure.profile.recording import STEP, read_steps, trace_of
+from aotpack.tools.measure import contender
+from aotpack.tools.measure.profile.memory import peak_of
+from aotpack.tools.measure.profile.recording import STEP, read_steps, trace_of
 
 WARMUP = 3
 

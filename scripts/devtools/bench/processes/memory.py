@@ -12,7 +12,7 @@ import os
 import statistics
 from pathlib import Path
 
-from aotpack.measure import contender
+from aotpack.tools.measure import contender
 from devtools.bench.processes.mapped import status
 
 WARMUP, STEPS = 3, 5

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from aotpack.measure import contender
+from aotpack.tools.measure import contender
 from aotpack_loader import load
 from aotpack_loader.module.program import LoadedProgram
 from aotpack_loader.runtime.autograd import Executable

@@ -1,6 +1,6 @@
 """Runs a Python command and measures it: its largest process's memory in bytes, all processor time in seconds.
 
-    peak.py -m aotpack.cli build ...
+    peak.py -m aotpack.tools.cli build ...
 
 prints ``{"peak_bytes": ..., "cpu_seconds": ..., "output": the command's output}``.
 """

@@ -11,7 +11,7 @@ of the inner call counts only for the inner function.
 import json
 import time
 
-from aotpack.measure import contender
+from aotpack.tools.measure import contender
 from devtools.bench.processes.clock import Clock
 
 PHASES = {

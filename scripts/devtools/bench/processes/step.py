@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from aotpack.measure import contender
+from aotpack.tools.measure import contender
 
 Step = Callable[[], None]
 REFERENCE = "compile"

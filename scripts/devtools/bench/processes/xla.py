@@ -21,7 +21,7 @@ import torch
 from devtools.files import import_file
 from devtools.paths import ROOT
 
-contender = import_file(ROOT / "aotpack" / "measure" / "contender.py", "contender")  # not through aotpack: imports are measured
+contender = import_file(ROOT / "aotpack/tools/measure/contender.py", "contender")  # not through aotpack: imports are measured
 loss_of, user_model = contender.loss_of, contender.user_model
 
 

@@ -35,7 +35,8 @@ def _measured(bench: Bench, case: Case, times: int) -> dict[str, Any]:
     for number in range(times):
         compiled.append(bench.cold(case, number))
         built.append(bench.build(case, *_TRAIN))
-    out, words = bench.work / f"{case.name}-again.aotpack", ["-m", "aotpack.cli", "build", bench.source(case), "--json", *BOTH]
+    out = bench.work / f"{case.name}-again.aotpack"
+    words = ["-m", "aotpack.tools.cli", "build", bench.source(case), "--json", *BOTH]
     rebuild, _ = timed(lambda: bench.python(*words, "-o", out, one_core=False))
     out.unlink()
     return {

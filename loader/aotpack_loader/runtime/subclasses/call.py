@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._torch_compat import as_part, is_plain_tensor
-from ..errors import AutogradError, Problem
-from ..format import expressions, schema
-from ..format.subclasses import of_primals
-from .autograd import Differentiable, Executable
-from .backward_inputs import Tangent
-from .call import MethodCall
-from .identity import Memory, StateMemory, shared
-from .inputs import Inputs
-from .loaded_method import LoadedMethod
-from .memory import overlap
-from .state import State
-from .subclass_checks import SubclassInputs, SubclassState
-from .subclass_wrappers import Classes, Environment, Wrapper, plain_tensors, zeros
+from ..._torch_compat import as_part, is_plain_tensor
+from ...errors import AutogradError, Problem
+from ...format import expressions, schema
+from ...format.subclasses import of_primals
+from ..autograd import Differentiable, Executable
+from ..backward_inputs import Tangent
+from ..call import MethodCall
+from ..identity import Memory, StateMemory, shared
+from ..inputs import Inputs
+from ..loaded_method import LoadedMethod
+from ..memory import overlap, plain_tensors
+from ..state import State
+from .checks import SubclassInputs, SubclassState
+from .wrappers import Classes, Environment, Wrapper, zeros
 
 if TYPE_CHECKING:
-    from .checks import Checks
+    from ..checks import Checks
 
 _Wrappers = Sequence[Wrapper | None]
 

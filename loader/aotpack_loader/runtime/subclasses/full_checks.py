@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Problem
-from ..format import schema, subclasses
-from .checks import Checks, Environment, Remembered
-from .subclass_wrappers import Wrapper
+from ...errors import Problem
+from ...format import schema, subclasses
+from ..checks import Checks, Environment, Remembered
+from .wrappers import Wrapper
 
 if TYPE_CHECKING:
-    from .loaded_method import LoadedMethod
+    from ..loaded_method import LoadedMethod
 
 
 class SubclassChecks(Checks):

@@ -134,7 +134,7 @@ def _run(
 def _train_step(model: nn.Module, call: Callable[[], Any], lr: float) -> tuple[float, float]:
     import torch
 
-    from aotpack_loader.runtime.subclass_wrappers import plain_tensors
+    from aotpack_loader.runtime.memory import plain_tensors
 
     from ..measure.steps import loss_of
 
@@ -158,7 +158,7 @@ def _number(loss: Tensor) -> float:
 
     For a tensor subclass, which may have none, use its first inner tensor.
     """
-    from aotpack_loader.runtime.subclass_wrappers import plain_tensors
+    from aotpack_loader.runtime.memory import plain_tensors
 
     return float(next(plain_tensors(loss)).item())
 

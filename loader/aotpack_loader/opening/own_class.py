@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from .original_class import OriginalClass, set_type
-from .outline import Outline, outline_of, signature_of
-from .program import LoadedProgram, LoadInfo
-from .submodules import root_class
+from ..module.original_class import OriginalClass, set_type
+from ..module.outline import Outline, outline_of, signature_of
+from ..module.program import LoadedProgram, LoadInfo
+from ..module.submodules import root_class
+
+if TYPE_CHECKING:
+    from ..format import schema
 
 _LIBRARY = "transformers.modeling_utils"
 _LOSS_ARGUMENT = "num_items_in_batch"
@@ -32,7 +36,7 @@ def class_of(program: Outline) -> type[LoadedProgram]:
     forward.__doc__ = LoadedProgram.forward.__doc__
     name, base = root_class(program)
     body: dict[str, Any] = {"__module__": LoadedProgram.__module__, "__doc__": LoadedProgram.__doc__, "forward": forward}
-    body["__class__"] = _RootClass(name, base)
+    body |= {"__class__": _RootClass(name, base), "_aotpack_in_graph": _call_in_graph, "_aotpack_as_html": staticmethod(_as_html)}
     if program.signature is not None:
         setattr(forward, "__signature__", signature_of(program.signature))  # noqa: B010 - types know no such attribute
         if any(parameter.kind == "var_keyword" for parameter in program.signature):
@@ -41,8 +45,8 @@ def class_of(program: Outline) -> type[LoadedProgram]:
     if base is not nn.Module:
         bases, body["__new__"] = (LoadedProgram, base), _made_by(base)
     if program.pretrained is not None:
-        from . import adapters
-        from .pretrained import members, models  # few programs come from these libraries
+        from ..integrations import peft as adapters
+        from ..integrations.transformers import members, models  # few programs come from these libraries
 
         body |= members(program.pretrained)
         if (found := adapters.adapters_of(program.pretrained)) is not None:
@@ -50,10 +54,22 @@ def class_of(program: Outline) -> type[LoadedProgram]:
         if hasattr(sys.modules.get(_LIBRARY), "PreTrainedModel") and (found is None or found.base is None):
             bases = models(sys.modules[_LIBRARY])
     if program.assigned:
-        from .assigned import members as assigning  # few programs have such buffers
+        from ..module.assigned import members as assigning  # few programs have such buffers
 
         body |= assigning(program.assigned)
     return type(_name(program), bases, body)
+
+
+def _call_in_graph(program: LoadedProgram, args: Any, kwargs: Any) -> Any:
+    from ..integrations.torch_compile import call_in_graph  # only where the caller compiles
+
+    return call_in_graph(program, args, kwargs)
+
+
+def _as_html(program: schema.Program, more: Sequence[tuple[str, str]]) -> str:
+    from ..integrations.notebook import summary  # only in a notebook
+
+    return summary(program, more)
 
 
 class _RootClass(OriginalClass):

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ..errors import Problem
-from ..format import schema
-from .inputs import Check, Environment, Inputs, TensorCheck, describe
-from .state import THAWED, Expected, State
-from .subclass_wrappers import Classes, Wrapper
-from .tree import MISSING
+from ...errors import Problem
+from ...format import schema
+from ..inputs import Check, Environment, Inputs, TensorCheck, describe
+from ..state import THAWED, Expected, State
+from ..tree import MISSING
+from .wrappers import Classes, Wrapper
 
 
 class SubclassInputs(Inputs):

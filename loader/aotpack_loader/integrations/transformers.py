@@ -19,8 +19,8 @@ from torch import nn
 from ..devices.literals import plain_data
 from ..errors import CorruptBundleError, EditError, MissingCodeError, Problem
 from ..format import schema
+from ..module.program import LoadedProgram
 from ..text import shown
-from .program import LoadedProgram
 
 _KEPT = frozenset({
     "add_model_tags", "can_generate", "device", "dtype", "estimate_tokens", "floating_point_ops", "get_memory_footprint",

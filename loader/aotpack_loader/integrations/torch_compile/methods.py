@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from ..archive.bundle import Bundle
-from ..devices.literals import literal
-from ..errors import AotpackError
-from ..format import schema
-from ..format.traits import Trait, traits_of, unsupported
-from ..text import shown
+from ...archive.bundle import Bundle
+from ...devices.literals import literal
+from ...errors import AotpackError
+from ...format import schema
+from ...format.traits import Trait, traits_of, unsupported
+from ...text import shown
 
 SUPPORTED: Final = frozenset(
     {Trait.AUTOCAST, Trait.DERIVATIVE, Trait.FROM_START, Trait.INTEGER_ARGUMENTS, Trait.NESTED_ARGUMENTS}

@@ -6,9 +6,12 @@ from typing import Any
 
 import click
 
+from aotpack.pipeline.options import Options
+
 from .build_output import (
     TARGETS_HELP,
     Progress,
+    build_option,
     directory_option,
     layout_of,
     no_cache_option,
@@ -24,71 +27,51 @@ from .console import json_option, stderr, verbose_option
 @click.command("build", short_help="Build a bundle from model.py.")
 @click.argument("entry")
 @click.option("-o", "--out", required=True, metavar="PATH", help="The bundle to write.")
-@click.option(
-    "--target",
-    "targets",
-    multiple=True,
-    default=("cpu",),
-    show_default=True,
-    metavar="NAME",
-    help=TARGETS_HELP,
-)
-@click.option("--partitioner", type=click.Choice(["min-cut", "default"]), default="min-cut", show_default=True)
-@click.option(
+@build_option("--target", "targets", multiple=True, show_default=True, metavar="NAME", help=TARGETS_HELP)
+@build_option("--partitioner")
+@build_option(
     "--memory-budget",
     type=click.FloatRange(0, 1),
     metavar="0..1",
     help="Share of the activations to save for the backward; the others are recomputed.",
 )
-@click.option(
+@build_option(
     "--method",
     "methods",
     multiple=True,
-    default=None,
     callback=lambda context, option, value: value or None,
     metavar="NAME",
     help="train, infer, eval (gradients in eval mode). May be repeated. Default: train, and infer where it can be built.",
 )
-@click.option(
-    "--rng",
-    type=click.Choice(["default", "eager"]),
-    default="default",
-    show_default=True,
-    help="eager: dropout and the like draw eager's numbers under one seed.",
-)
-@click.option(
+@build_option("--rng", help="eager: dropout and the like draw eager's numbers under one seed.")
+@build_option(
     "--branches",
-    type=click.Choice(["refuse", "example"]),
-    default="refuse",
-    show_default=True,
     help="Python branches on values of tensors (bool(), item(), int()): refuse the model, or trace the branches that the "
     "example inputs take and check them at each call.",
 )
-@click.option(
+@build_option(
     "--autocast",
     metavar="LIST",
     help="Autocast modes to build for: none, bf16, fp16, or several (none,bf16). A call uses its own mode. Default: none.",
 )
-@click.option(
+@build_option(
     "--check/--no-check",
-    default=True,
     show_default=True,
     help="Compare each method with the model in eager before the bundle is written, on the example inputs and on others.",
 )
-@click.option("--self-test/--no-self-test", default=False, help="Record inputs, outputs and gradients for `verify`.")
-@click.option(
+@build_option("--self-test/--no-self-test", help="Record inputs, outputs and gradients for `verify`.")
+@build_option(
     "--warm-up",
     is_flag=True,
     help="First call a copy of the model in eager, so that caches which a first call creates exist before it is traced.",
 )
-@click.option(
+@build_option(
     "--regional/--no-regional",
-    default=None,
     help="Compile layers that a ModuleList or Sequential repeats once, so that a deep model builds faster. "
     "Default: where a model has at least 12 such layers.",
 )
 @tune_option
-@click.option("--second-derivatives", is_flag=True, help="Also build gradients of gradients (create_graph=True).")
+@build_option("--second-derivatives", is_flag=True, help="Also build gradients of gradients (create_graph=True).")
 @papers_options
 @specialize_option
 @untested_torch_option
@@ -107,7 +90,7 @@ def command(entry: str, out: str, directory: bool, no_cache: bool, as_json: bool
         from aotpack.model.entry import check_file, directory_on_path, load_entry, split_spec
         from aotpack.pipeline.preflight import check_build
     layout = layout_of(out, directory=directory)
-    check_build({"out": out, "layout": layout, **options}, lambda: check_file(split_spec(entry)[0]))
+    check_build(Options(out=out, layout=layout, **options), lambda: check_file(split_spec(entry)[0]))
     with directory_on_path(split_spec(entry)[0]):
         with progress.stage("load", entry):
             loaded = load_entry(entry)

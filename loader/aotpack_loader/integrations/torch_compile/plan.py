@@ -8,8 +8,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from .._torch_compat import MODULES_ARE_CONSTANTS, constant_while_tracing, graph_break, is_exported
-from ..errors import AotpackError
+from ..._torch_compat import MODULES_ARE_CONSTANTS, constant_while_tracing, graph_break, is_exported
+from ...errors import AotpackError
 from .methods import methods_of
 from .operators import number_of
 

@@ -1,11 +1,11 @@
-"""Shared by the commands that make a bundle: output options, progress and the report."""
+"""Shared by the commands that make a bundle: options, progress and the report."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 from rich.console import Console
@@ -13,10 +13,24 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from aotpack.pipeline.options import FIELDS
+
 from .console import F, as_options, plain, print_json, size_text, stdout, time_text
 
 if TYPE_CHECKING:
     from aotpack.pipeline.progress import BuildReport
+
+
+def build_option(*declarations: str, **settings: Any) -> Callable[[F], F]:
+    """Add an option of a build. Its default and its choices are those of the field of :class:`aotpack.pipeline.options.Options`.
+
+    The last declaration without a dash names the field, else the first declaration does.
+    """
+    words = [word for word in declarations if not word.startswith("-")]
+    field = FIELDS[words[-1] if words else declarations[0].partition("/")[0].removeprefix("--").replace("-", "_")]
+    if choices := field.metadata.get("choices"):
+        settings = {"type": click.Choice(choices), "show_default": True, **settings}
+    return click.option(*declarations, default=field.default, **settings)
 
 
 def no_cache_option(function: F) -> F:
@@ -27,16 +41,15 @@ def no_cache_option(function: F) -> F:
 def untested_torch_option(function: F) -> F:
     """Add ``--allow-untested-torch``."""
     text = "Build with a torch that aotpack was not tried on; the bundle records it."
-    return click.option("--allow-untested-torch", is_flag=True, help=text)(function)
+    return build_option("--allow-untested-torch", is_flag=True, help=text)(function)
 
 
 def tune_option(function: F) -> F:
     """Add ``--tune``."""
     text = "Measure here which library multiplies matrices faster, MKL or oneDNN, and use it. The bundle records the choice."
-    return click.option("--tune", is_flag=True, help=text)(function)
+    return build_option("--tune", is_flag=True, help=text)(function)
 
 
-UNNAMED = "https://aotpack.dev/builder/unnamed"
 TARGETS_HELP = (
     "What to compile for: cpu, cpu:<instruction set>, portable, xla (devices behind XLA), "
     "xla:cpu or xla:tpu-<topology> (XLA's own code). May be repeated."
@@ -52,9 +65,9 @@ def directory_option(function: F) -> F:
 def papers_options(function: F) -> F:
     """Add ``--provenance``, ``--sbom`` and ``--builder``."""
     for option in (
-        click.option("--builder", metavar="URI", default=UNNAMED, help="Who builds, for the provenance."),
-        click.option("--sbom", is_flag=True, help="Attach a bill of materials (CycloneDX 1.6)."),
-        click.option("--provenance", is_flag=True, help="Attach a statement of how the bundle was made (SLSA v1)."),
+        build_option("--builder", metavar="URI", help="Who builds, for the provenance."),
+        build_option("--sbom", is_flag=True, help="Attach a bill of materials (CycloneDX 1.6)."),
+        build_option("--provenance", is_flag=True, help="Attach a statement of how the bundle was made (SLSA v1)."),
     ):
         function = option(function)
     return function
@@ -62,7 +75,7 @@ def papers_options(function: F) -> F:
 
 def specialize_option(function: F) -> F:
     """Add ``--specialize`` as the parameter ``specializations`` of ``aotpack.build``."""
-    return click.option(
+    return build_option(
         "--specialize",
         "specializations",
         multiple=True,

@@ -1,5 +1,5 @@
 """An extension of Google's Model Explorer, which loads :mod:`.main` and shows bundles with it.
 
 pip install aotpack[model-explorer]
-model-explorer --extensions=aotpack.report.model_explorer model.aotpack
+model-explorer --extensions=aotpack.tools.report.model_explorer model.aotpack
 """

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from .._torch_compat import is_plain_tensor
-from ..devices.literals import plain_data
-from ..errors import AotpackError, Problem, SubclassError
-from ..format import expressions, schema
+from ..._torch_compat import is_plain_tensor
+from ...devices.literals import plain_data
+from ...errors import AotpackError, Problem, SubclassError
+from ...format import expressions, schema
 
 Environment = Mapping[str, int]
 Classes = Mapping[str, type[torch.Tensor]]
@@ -46,15 +46,6 @@ def resolve(required: Sequence[str], given: Collection[type]) -> Classes:
 
 
 _PROTOCOL = ("__tensor_flatten__", "__tensor_unflatten__")
-
-
-def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors inside ``tensor``; a plain tensor yields itself."""
-    if not hasattr(tensor, "__tensor_flatten__"):
-        yield tensor
-        return
-    for name in tensor.__tensor_flatten__()[0]:
-        yield from plain_tensors(getattr(tensor, name))
 
 
 class Wrapper:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import AotpackError, OperatorError
+from ...errors import AotpackError, OperatorError
 
 
 class Copy:

@@ -61,7 +61,7 @@ def read_private_key(path: Path) -> PrivateKey:
     """Read a private key. The passphrase of an encrypted one is taken from the environment or the terminal."""
     from aotpack_loader.signing.keys import private_key
 
-    from ..signing.files import read_small
+    from ...signing.files import read_small
 
     pem = read_small(path, "private key")
     return private_key(pem, str(path), passphrase_of() if b"ENCRYPTED" in pem else None)

@@ -11,18 +11,18 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from .._torch_compat import break_while_faking, operator
-from ..errors import AotpackError, EditError, InputError, OperatorError, Problem
-from ..format import expressions, schema
-from ..runtime.autograd import Differentiable
-from ..runtime.backward_inputs import Environment
-from ..runtime.branches import BRANCH_MESSAGE, branch_error
-from ..runtime.call import MethodCall
-from ..runtime.expectations import Expected
-from ..runtime.inputs import TensorCheck
-from ..runtime.memory import extent
-from ..runtime.state import THAWED
-from ..runtime.untrusted_calls import refused
+from ..._torch_compat import break_while_faking, operator
+from ...devices.sandbox.untrusted_calls import refused
+from ...errors import AotpackError, EditError, InputError, OperatorError, Problem
+from ...format import expressions, schema
+from ...runtime.autograd import Differentiable
+from ...runtime.backward_inputs import Environment
+from ...runtime.branches import BRANCH_MESSAGE, branch_error
+from ...runtime.call import MethodCall
+from ...runtime.expectations import Expected
+from ...runtime.inputs import TensorCheck
+from ...runtime.memory import extent
+from ...runtime.state import THAWED
 from .methods import MethodSignature, methods_of
 
 _ADDRESSES: Final = 1 << 47

@@ -19,12 +19,12 @@ from torch import nn
 from ..devices.literals import plain_data
 from ..errors import AotpackError, CorruptBundleError, EditError, Problem, StateError
 from ..format import schema
+from ..module.original_class import OriginalClass, set_type
+from ..module.outline import KINDS, ParameterOutline, signature_of
+from ..module.submodules import Submodule
 from ..text import shown
 from ..value import Value
-from .original_class import OriginalClass, set_type
-from .outline import KINDS, ParameterOutline, signature_of
-from .pretrained import Config, refusal
-from .submodules import Submodule
+from .transformers import Config, refusal
 
 ADAPTERS = "aotpack_adapters"
 """The attribute of a ``schema.Pretrained`` that holds the adapters."""

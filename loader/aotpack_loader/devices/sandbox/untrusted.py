@@ -12,10 +12,11 @@ from typing import Any, Final
 
 import torch
 
-from ..errors import OperatorError, Problem, TrustError
-from ..format import schema
-from ..format.subgraphs import all_nodes
-from . import allowed, operator_arguments, operators
+from ...errors import OperatorError, Problem, TrustError
+from ...format import schema
+from ...format.subgraphs import all_nodes
+from .. import operator_arguments, operators
+from . import allowed
 
 MAX_STEPS: Final = 1_000_000
 """Nodes that one call of a graph may run, with all repetitions."""

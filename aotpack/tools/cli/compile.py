@@ -10,6 +10,7 @@ import click
 from .build_output import (
     TARGETS_HELP,
     Progress,
+    build_option,
     directory_option,
     layout_of,
     no_cache_option,
@@ -36,7 +37,7 @@ from .paths import BundlePath
     help=TARGETS_HELP,
 )
 @import_option
-@click.option("--self-test", is_flag=True, help="Run the recorded self-test on the new targets before anything is written.")
+@build_option("--self-test", is_flag=True, help="Run the recorded self-test on the new targets before anything is written.")
 @tune_option
 @papers_options
 @specialize_option

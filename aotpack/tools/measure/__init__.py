@@ -152,7 +152,7 @@ def _prepare(
     if not any(not reason for reason in reasons.values()):
         raise AotpackError("No target of this bundle can run here.", [Problem(name, why) for name, why in reasons.items()])
     if model is not None:
-        from ..model.entry import load_entry
+        from ...model.entry import load_entry
 
         entry = load_entry(model)
         example: Any = entry.args, entry.kwargs

@@ -1,0 +1,1 @@
+"""Calls of methods whose arguments, state or results are tensor subclasses."""
