@@ -32,6 +32,7 @@ from aotpack.targets.cpu.conversion import convert_graph
 from aotpack.writer.bundle import BlobStore, TargetEntry
 from aotpack.writer.cache import CompileCache
 from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.devices.portable import PortableExecutable
 from aotpack_loader.errors import (
     BuildError,
     BundleNotFoundError,
@@ -515,6 +516,22 @@ def test_a_graph_that_survives_is_equal(tiny_bundle: Path) -> None:
     for node in module.graph.nodes:
         node.meta.pop("aotpack", None)
     assert from_fx(module, symbols.env) == graph
+
+
+def test_operators_of_torchs_python_are_stored_as_those_of_its_kernels() -> None:
+    """A reader without Python finds what a bundle has; the compiler finds what its tables have."""
+    graph, prims, value = torch.fx.Graph(), torch.ops.prims, torch.randn(3)
+    graph.placeholder("x").meta["val"] = value
+    converted = graph.call_function(prims.convert_element_type.default, (next(iter(graph.nodes)), torch.float64))
+    converted.meta["val"] = value.double()
+    turned = graph.call_function(prims.rev.default, (converted, [0]))
+    turned.meta["val"] = value.double().flip(0)
+    graph.output((turned,))
+    stored = from_fx(torch.fx.GraphModule(torch.nn.Module(), graph), None)
+    assert [node.op for node in stored.nodes] == ["aten._to_copy.default", "aten.flip.default"]
+    assert torch.equal(PortableExecutable(stored, torch.device("cpu"))([value])[0], value.double().flip(0))
+    targets = [node.target for node in to_fx(stored).graph.nodes if node.op == "call_function"]
+    assert targets == [prims.convert_element_type.default, prims.rev.default]
 
 
 def restored(path: Path) -> dict[str, GraphToCompile]:
