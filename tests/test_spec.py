@@ -195,6 +195,11 @@ def test_every_media_type_and_annotation_is_described() -> None:
     assert [value for value in values if value not in prose] == []
 
 
+def test_each_page_says_who_may_skip_it() -> None:
+    pages = [page for page in SPEC.glob("*.md") if page.name != "README.md"]
+    assert [page.name for page in pages if "may skip" not in page.read_text()] == []
+
+
 def test_links_lead_somewhere() -> None:
     broken = [
         f"{page.relative_to(ROOT)}: {target}"
