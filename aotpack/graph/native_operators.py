@@ -6,13 +6,13 @@ the latter: its tables have no entry for the former.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-Call = tuple[Callable[..., Any] | str, tuple[Any, ...], Mapping[str, Any]]
+Call = tuple[Callable[..., Any] | str, tuple[Any, ...], dict[str, Any]]
 """An operator with its positional and named arguments."""
 
 _CONVERT, _COPY = torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default
@@ -27,7 +27,7 @@ def in_bundles(node: Node) -> Call:
     return _FLIP if node.target is _REVERSE else node.target, node.args, node.kwargs
 
 
-def in_compilers(target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+def in_compilers(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """The call of a bundle as the compiler has it."""
     if target is _COPY and kwargs.keys() == {"dtype"}:
         return _CONVERT, (*args, kwargs["dtype"]), {}

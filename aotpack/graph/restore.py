@@ -70,8 +70,8 @@ class _Builder:
         args = _fx_arguments(item, [self._argument(arg) for arg in item.args])
         kwargs = {key: self._argument(arg) for key, arg in item.kwargs.items()}
         writes = isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
-        call = (CALL_ON_COPIES, (target,), kwargs) if writes else in_compilers(target, args, kwargs)
-        node = self.nodes[item.name] = self.fx.create_node("call_function", *call, name=item.name)
+        called, args, kwargs = (CALL_ON_COPIES, (target,), kwargs) if writes else in_compilers(target, args, kwargs)
+        node = self.nodes[item.name] = self.fx.create_node("call_function", called, args, kwargs, name=item.name)
         node.meta["aotpack"] = item.value
         if self.values is not None:
             self.values.describe(node, item)
