@@ -18,13 +18,16 @@ from typing import Any
 import pytest
 import torch
 import zstandard
+from safetensors.torch import load_file
 from torch import nn
 
 import aotpack
 from aotpack_loader.format import expressions
+from devtools.spec import replay
 
 pytestmark = pytest.mark.turns(12)
 
+VECTOR = Path(__file__).parent.parent / "spec/vectors/v1/valid/compiled_step"
 SOURCE = Path(__file__).parent / "native/steps.c"
 LIBRARIES = Path(torch.__file__).parent / "lib"
 
@@ -62,7 +65,8 @@ class Reader:
             assert top is not None
             (bundle,) = json.load(top)["manifests"]
         manifests = [self.document(entry) for entry in self.document(bundle)["manifests"]]
-        (self.target,) = [self.document(manifest["layers"][0]) for manifest in manifests]
+        targets = [self.document(manifest["layers"][0]) for manifest in manifests]
+        (self.target,) = [target for target in targets if target["kind"] == "aoti"]
         self.program = self.document(manifests[0]["config"])
         self.stored = {name: found for blob in self.program["weights"] for name, found in self.tensors(blob)}
 
@@ -170,6 +174,12 @@ def reader(bundle: Path, tmp_path: Path) -> Reader:
     return Reader(bundle, tmp_path)
 
 
+def written(reader: Reader, number: int, like: torch.Tensor) -> torch.Tensor:
+    """What the program has written to a file."""
+    data = bytearray((reader.cache / f"written{number}").read_bytes())
+    return torch.frombuffer(data, dtype=like.dtype).view(like.shape)
+
+
 def run(steps: Path, reader: Reader) -> list[list[str]]:
     """What the program prints, in words."""
     script = reader.cache / "script"
@@ -202,7 +212,7 @@ class Step:
         return dim if isinstance(dim, int) else expressions.evaluate(dim, self.symbols)
 
     def forward(self, how: str = "run") -> list[int]:
-        sizes = map(self.size, self.method["sizes"])
+        sizes = map(self.size, self.method.get("sizes", ()))
         self.outputs = self.reader.call(
             "train.forward", self.reader.code("train.forward"), self.primals, dict(enumerate(sizes, len(self.primals))), how
         )
@@ -246,12 +256,11 @@ def test_a_step_from_c_is_eagers(steps: Path, reader: Reader, model: Pooled) -> 
         reader.step(["write", value, reader.cache / f"written{number}"])
     reader.step(["release", *range(reader.values)])
 
-    *written, freed = run(steps, reader)
-    for number, ((value, eager), words) in enumerate(zip(wanted, written, strict=True)):
+    *printed, freed = run(steps, reader)
+    for number, ((value, eager), words) in enumerate(zip(wanted, printed, strict=True)):
         strides = eager.stride() if value in outputs else words[-eager.dim() :]  # those of gradients are free
         assert words == ["value", *map(str, (value, *eager.shape, *strides))][: len(words)]
-        got = torch.frombuffer(bytearray((reader.cache / f"written{number}").read_bytes()), dtype=eager.dtype)
-        torch.testing.assert_close(got.view(eager.shape), eager)
+        torch.testing.assert_close(written(reader, number, eager), eager)
     assert freed == ["freed", str(len([state, *step.primals, *step.tangents]))]  # the code gave up every handle that it took
 
 
@@ -263,3 +272,21 @@ def test_a_refusal_is_a_status_and_a_message(steps: Path, reader: Reader) -> Non
     assert refused[0] == "refused"
     assert "[aotpack check] gather=aten.gather.default: index 3 is out of bounds" in " ".join(refused)
     assert freed == ["freed", str(len(step.primals))]  # a run that failed took its inputs, too
+
+
+def test_the_vector_of_compiled_code_passes(steps: Path, tmp_path: Path) -> None:
+    """As a reader of the class *trainer* replays it."""
+    (target,) = json.loads((VECTOR / replay.EXPECT).read_text())["targets"]
+    if not replay.fits(VECTOR, target):
+        pytest.skip("the vector's code is for other machines, or another torch")
+    reader, tensors = Reader(VECTOR / replay.BUNDLE, tmp_path), load_file(VECTOR / replay.TENSORS)
+    step = Step(reader, (tensors["call_0.memory.0"],))
+    outputs, gradients = step.forward(), step.backward()
+    results = [outputs[result["output"]] for result in step.method["results"]]
+    made = [*results, *(gradients[gradient] for gradient in step.method["backward"]["gradients"] if gradient is not None)]
+    for number, value in enumerate(made):
+        reader.step(["write", value, reader.cache / f"written{number}"])
+    run(steps, reader)
+    wanted = [tensors[f"call_0.{name}"] for name in ("result.0", "result.1", "gradient.weight")]
+    for number, (_, expected) in enumerate(zip(made, wanted, strict=True)):
+        torch.testing.assert_close(written(reader, number, expected), expected)
