@@ -25,8 +25,6 @@ import aotpack
 from aotpack_loader.format import expressions
 from devtools.spec import replay
 
-pytestmark = pytest.mark.turns(12)
-
 VECTOR = Path(__file__).parent.parent / "spec/vectors/v1/valid/compiled_step"
 SOURCE = Path(__file__).parent / "native/steps.c"
 LIBRARIES = Path(torch.__file__).parent / "lib"
