@@ -32,6 +32,7 @@ from aotpack.tools.cli import main
 from aotpack.writer.bundle import BlobStore, TargetEntry
 from aotpack.writer.cache import CompileCache
 from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.devices.portable import PortableExecutable
 from aotpack_loader.errors import (
     BuildError,
     BundleNotFoundError,
@@ -515,6 +516,32 @@ def test_a_graph_that_survives_is_equal(tiny_bundle: Path) -> None:
     for node in module.graph.nodes:
         node.meta.pop("aotpack", None)
     assert from_fx(module, symbols.env) == graph
+
+
+def test_operators_of_torchs_python_are_stored_as_those_of_its_kernels() -> None:
+    """A reader without Python finds what a bundle has; the compiler finds what its tables have."""
+    graph, prims, value = torch.fx.Graph(), torch.ops.prims, torch.randn(3)
+    place = {"dtype": torch.int64, "device": torch.device("cpu"), "requires_grad": False}
+    given = graph.placeholder("x")
+    given.meta["val"] = value
+    made = [
+        (prims.convert_element_type.default, (given, torch.float64), {}, value.double()),
+        (prims.rev.default, (given, [0]), {}, value.flip(0)),
+        (prims.iota.default, (3,), {"start": 0, "step": 1, **place}, torch.arange(3)),
+        (prims.iota.default, (3,), {"start": 7, "step": -2, **place}, torch.tensor([7, 5, 3])),
+    ]
+    nodes = []
+    for target, args, kwargs, result in made:
+        nodes.append(graph.call_function(target, args, kwargs))
+        nodes[-1].meta["val"] = result
+    graph.output(tuple(nodes))
+    stored = from_fx(torch.fx.GraphModule(torch.nn.Module(), graph), None)
+    names = ["aten._to_copy.default", "aten.flip.default", "aten.arange.start_step", "aten.arange.start_step"]
+    assert [node.op for node in stored.nodes] == names
+    for found, (_, _, _, result) in zip(PortableExecutable(stored, torch.device("cpu"))([value]), made, strict=True):
+        assert torch.equal(found, result)
+    calls = [(node.target, node.kwargs) for node in to_fx(stored).graph.nodes if node.op == "call_function"]
+    assert calls == [(target, kwargs) for target, _, kwargs, _ in made]
 
 
 def restored(path: Path) -> dict[str, GraphToCompile]:

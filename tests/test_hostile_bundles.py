@@ -536,6 +536,32 @@ def _integers(values: Any) -> list[torch.Tensor]:
     return [values] if fits else []
 
 
+def test_the_data_of_operators_is_that_of_the_code() -> None:
+    """A loader in another language reads what each rule checks, and its parameters. An operator is listed once."""
+    document = json.loads(allowed.PATH.read_bytes())
+    names = [name for group in document["operators"] for name in group["names"]]
+    assert len(names) == len(set(names)) == len(allowed.OPERATORS)
+    used: set[str] = set()
+
+    def note(rule: Any) -> None:
+        name, *arguments = [rule] if isinstance(rule, str) else rule
+        used.add(name)
+        for argument in arguments:
+            if isinstance(argument, list):
+                note(argument)
+
+    for group in document["operators"]:
+        for rule in group["rules"]:
+            note(rule)
+    assert used == set(document["rules"])
+    for name, described in document["rules"].items():
+        function = allowed.function(name)
+        assert described["checks"] == str(function.__doc__).strip().partition("\n")[0].replace("``", "`"), name
+        kinds = inspect.signature(function).parameters.values()
+        parameters = [str(one).partition(":")[0] if one.kind is one.VAR_POSITIONAL else one.name for one in kinds]
+        assert described.get("parameters", ["given"]) == parameters, name
+
+
 def test_operators_with_indices_have_rules() -> None:
     """Whoever adds one to the list says whether its kernel may read them twice."""
     words = ("index", "indices", "offset", "length", "repeats", "sorter", "pivot")

@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
+import torch
 
 from aotpack_loader.archive import compression
 from aotpack_loader.archive.bundle import Bundle, raw_size
@@ -193,6 +194,40 @@ def test_every_media_type_and_annotation_is_described() -> None:
     prose = "\n".join(path.read_text() for path in PAGES)
     values = [value for name, value in vars(media_types).items() if name.isupper() and isinstance(value, str)]
     assert [value for value in values if value not in prose] == []
+
+
+_KINDS = [
+    [torch.bool],
+    [torch.int8, torch.int64],
+    [torch.float16, torch.float32, torch.float64],
+    [torch.complex64, torch.complex128],
+]
+_NUMBERS = {True: torch.bool, 2: torch.int64, 2.5: torch.float32, 2j: torch.complex64}
+_TYPES = [dtype for kind in _KINDS for dtype in kind]
+
+
+@pytest.mark.parametrize("first", _TYPES, ids=str)
+def test_ranks_of_operands_decide_a_type(first: torch.dtype) -> None:
+    """graph.md, numbers beside tensors: the rule in words is ``torch.result_type``."""
+
+    def kind(dtype: torch.dtype) -> int:
+        return next(number for number, kind in enumerate(_KINDS) if dtype in kind)
+
+    def decided(above: torch.dtype, below: torch.dtype) -> torch.dtype:
+        if kind(below) <= kind(above):
+            return above
+        return above.to_complex() if kind(below) == 3 and kind(above) == 2 else below
+
+    wide, single = torch.ones(2, dtype=first), torch.ones((), dtype=first)
+    for dtype in _TYPES:
+        assert torch.result_type(wide, torch.ones((), dtype=dtype)) == decided(first, dtype)
+    for number, dtype in _NUMBERS.items():
+        assert torch.result_type(wide, number) == torch.result_type(single, number) == decided(first, dtype)
+
+
+def test_each_page_says_who_may_skip_it() -> None:
+    pages = [page for page in SPEC.glob("*.md") if page.name != "README.md"]
+    assert [page.name for page in pages if "may skip" not in page.read_text()] == []
 
 
 def test_links_lead_somewhere() -> None:

@@ -25,6 +25,7 @@ from .._torch.tracing.aot_autograd import CALL_ON_COPIES
 from . import views
 from .expressions import size_expression
 from .literals import NOT_A_LITERAL, dtype_name, is_held, literal_argument
+from .native_operators import in_bundles
 
 _BUILTIN_NAMES: dict[Any, str] = {function: name for name, function in operators.BUILTINS.items()} | {torch.sym_sqrt: "sqrt"}
 
@@ -70,10 +71,12 @@ class _Converter:
     def node(self, node: FxNode) -> schema.Node:
         if node.target is CALL_ON_COPIES:
             return self._call_on_copies(node, *node.args)
-        given = node.args[:1] if node.target is round and node.args[1:] == (None,) else node.args  # rounds to an integer
+        target, given, named = in_bundles(node)
+        if target is round and given[1:] == (None,):
+            given = given[:1]  # rounds to an integer
         args = [self.argument(arg, node) for arg in given]
-        kwargs = {key: self.argument(arg, node) for key, arg in node.kwargs.items()}
-        return schema.Node(node.name, self.operator(node), args, self.value(node), kwargs)
+        kwargs = {key: self.argument(arg, node) for key, arg in named.items()}
+        return schema.Node(node.name, self.operator(target, node), args, self.value(node), kwargs)
 
     def _call_on_copies(self, node: FxNode, op: Any) -> schema.Node:
         """Convert a call of a custom operator that writes to its arguments."""
@@ -82,8 +85,7 @@ class _Converter:
         kwargs = {key: self.argument(arg, node) for key, arg in node.kwargs.items()}
         return schema.Node(node.name, str(op), [], self.value(node), kwargs)
 
-    def operator(self, node: FxNode) -> str:
-        target = node.target
+    def operator(self, target: Any, node: FxNode) -> str:
         if isinstance(target, torch._ops.OpOverload):
             if target.namespace == "aotpack":  # the number of a module of this process is among its arguments
                 self.problems.append(Problem(source_line(node) or node.name, "calls a loaded bundle; build from its original"))

@@ -21,6 +21,7 @@ from aotpack_loader.format import expressions, schema, subgraphs
 from .._torch.api.shape_env import Symbols
 from .._torch.tracing.aot_autograd import CALL_ON_COPIES
 from .expressions import parse
+from .native_operators import in_compilers
 
 
 def to_fx(graph: schema.Graph, symbols: Symbols | None = None, *, single: bool = False) -> GraphModule:
@@ -66,14 +67,11 @@ class _Builder:
 
     def _add(self, item: schema.Node) -> None:
         target = _operator(item.op)
+        args = _fx_arguments(item, [self._argument(arg) for arg in item.args])
+        kwargs = {key: self._argument(arg) for key, arg in item.kwargs.items()}
         writes = isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
-        node = self.nodes[item.name] = self.fx.create_node(
-            "call_function",
-            CALL_ON_COPIES if writes else target,
-            (target,) if writes else _fx_arguments(item, [self._argument(arg) for arg in item.args]),
-            {key: self._argument(arg) for key, arg in item.kwargs.items()},
-            name=item.name,
-        )
+        called, args, kwargs = (CALL_ON_COPIES, (target,), kwargs) if writes else in_compilers(target, args, kwargs)
+        node = self.nodes[item.name] = self.fx.create_node("call_function", called, args, kwargs, name=item.name)
         node.meta["aotpack"] = item.value
         if self.values is not None:
             self.values.describe(node, item)

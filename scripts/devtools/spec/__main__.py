@@ -169,24 +169,23 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--unreleased", action="store_true")
     options = parser.parse_args()
-    generated, earlier = json_schema(), json.loads(LOCK.read_text())
-    locked = lock(generated, earlier)
-    if options.check:
-        problems = check()
-    else:
-        problems = [] if options.unreleased else unaccounted(earlier, locked)
+    problems = check() if options.check else _write(unreleased=options.unreleased)
     for problem in problems:
         print(problem, file=sys.stderr)
-    if problems and not options.check:
-        print(
-            "Nothing was written. Raise FORMAT_VERSION (format/versions.py); spec/checklists/format-change.md.", file=sys.stderr
-        )
-    if not problems and not options.check:
-        SCHEMA.parent.mkdir(parents=True, exist_ok=True)
-        SCHEMA.write_text(render(generated))
-        LOCK.write_text(render(locked))
-        POLICY.write_text(render(policy_schema()))
     return 1 if problems else 0
+
+
+def _write(*, unreleased: bool) -> list[str]:
+    """Write all files. Returns why nothing was written."""
+    generated, earlier = json_schema(), json.loads(LOCK.read_text())
+    locked = lock(generated, earlier)
+    if not unreleased and (problems := unaccounted(earlier, locked)):
+        advice = "Nothing was written. Raise FORMAT_VERSION (format/versions.py); spec/checklists/format-change.md."
+        return [*problems, advice]
+    SCHEMA.write_text(render(generated))
+    LOCK.write_text(render(locked))
+    POLICY.write_text(render(policy_schema()))
+    return []
 
 
 if __name__ == "__main__":

@@ -29,7 +29,10 @@ class Call:
 
 @dataclass
 class Case:
-    """A valid vector: a model (a module, or a function of tensors), the example's arguments, build options and calls."""
+    """A valid vector: a model (a module, or a function of tensors), the example's arguments, build options and calls.
+
+    ``compiled`` names targets beside the portable one on which the calls are made too.
+    """
 
     about: str
     covers: list[str]
@@ -40,6 +43,7 @@ class Case:
     build: Json = field(default_factory=dict)
     prepare: Callable[[], Any] | None = None
     edit: Callable[[Any], None] | None = None
+    compiled: list[str] = field(default_factory=list)
 
 
 def t(*shape: int, grad: bool = False, computed: bool = False, dtype: torch.dtype = torch.float32) -> Own:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from aotpack_loader.format import media_types
@@ -27,6 +28,7 @@ class Invalid(NamedTuple):
     kind: str = "CorruptBundleError"
     backward: bool = False
     base: str = "scale"
+    more: Json = MappingProxyType({})
 
 
 def _set(node: Json, key: Json, value: Json) -> None:

@@ -20,6 +20,8 @@ from safetensors.torch import load_file
 
 import aotpack_loader
 from aotpack_loader import errors
+from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.devices.backends import unfit
 from aotpack_loader.devices.literals import literal
 from aotpack_loader.format import schema
 from aotpack_loader.runtime.tree import unflattener
@@ -80,15 +82,25 @@ def arguments(
 
 
 def replay_valid(folder: Path) -> int:
-    """Load the bundle, make every recorded call on a new copy and compare. Returns the number of compared tensors."""
+    """Load the bundle, make every recorded call on a new copy and compare. Returns the number of compared tensors.
+
+    This is done for the portable target, and for each other one of ``targets`` that fits this machine.
+    """
     expect = json.loads((folder / EXPECT).read_text())
     tensors = load_file(folder / TENSORS)
     found = "sha256:" + hashlib.sha256((folder / BUNDLE).read_bytes()).hexdigest()
     if found != expect["file"]:
         raise MismatchError(f"{folder}/{BUNDLE} is {found}, expected {expect['file']}: vectors are never changed")
+    targets = ["portable", *filter(lambda name: fits(folder, name), expect.get("targets", ()))]
+    return sum(_replay_on(target, folder, expect, tensors) for target in targets)
+
+
+def _replay_on(target: str, folder: Path, expect: Any, tensors: Mapping[str, torch.Tensor]) -> int:
     compared = 0
     for call in expect["calls"]:
-        model = load(folder)
+        if call.get("target", target) != target:
+            continue
+        model = load(folder, target, trusted=target != "portable")
         if model.aotpack.digest != expect["bundle"]:
             raise MismatchError(f"the bundle digest is {model.aotpack.digest}, expected {expect['bundle']}")
         if "refused" in call:
@@ -114,12 +126,20 @@ def _typed(others: Mapping[str, Any]) -> dict[str, tuple[type, Any]]:
     return {name: (type(value), value) for name, value in others.items()}
 
 
-def load(folder: Path) -> aotpack_loader.LoadedProgram:
-    """The vector's bundle on the portable target, with all digests checked and everything passed that vectors need."""
+def fits(folder: Path, target: str) -> bool:
+    """Whether this machine and this torch run the code of a vector's target."""
+    with Bundle.open(folder / BUNDLE) as bundle:
+        found = bundle.targets[target]
+        return not unfit(found, bundle.program, bundle.manifests[target].platform)
+
+
+def load(folder: Path, target: str = "portable", *, trusted: bool = False) -> aotpack_loader.LoadedProgram:
+    """The vector's bundle on a target, with all digests checked and everything passed that vectors need."""
     return aotpack_loader.load(
         folder / BUNDLE,
-        backend="portable",
-        trust="sha256:" + "0" * 64,  # a pin of another bundle: this one is not trusted, even where it was built
+        backend=target,
+        # else a pin of another bundle: this one is not trusted, even where it was built
+        trust="all" if trusted else "sha256:" + "0" * 64,
         verify="full",
         operators=brought.OPERATORS,
         subclasses=brought.CLASSES,
@@ -176,10 +196,16 @@ def _differences(
 
 
 def replay_invalid(folder: Path) -> None:
-    """Load the bundle with all digests checked, and compare its error with the expected one."""
+    """Load the bundle with all digests checked, and compare its error with the expected one.
+
+    A vector of compiled code shows nothing on a machine that its target does not fit.
+    """
     expect = json.loads((folder / EXPECT).read_text())
+    target = expect.get("target", "portable")
+    if target != "portable" and not fits(folder, target):
+        return
     try:
-        load(folder)
+        load(folder, target, trusted=expect.get("trusted", False))
     except errors.AotpackError as error:
         if type(error).__name__ != expect["kind"] or expect["contains"] not in str(error):
             raise MismatchError(f"{folder.name}: {type(error).__name__}: {error}; expected {expect}") from error

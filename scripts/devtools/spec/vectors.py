@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -38,13 +39,16 @@ from .arguments import made, recorded
 from .calls import run
 from .cases import CASES, Function
 from .cases import Case as CallCase
+from .compiled import INVALID_CODE
 from .documents import Documents, tar
 from .invalid import INVALID, Invalid
+from .invalid_alone import ALONE
 from .invalid_rules import MORE_INVALID
 from .models import VALID, Args, Case
 from .replay import BUNDLE, EXPECT, TENSORS, flatten, observe, replay
 from .signed import SIGNED, replay_signed, write_signed
 
+ALL_INVALID: dict[str, Invalid] = INVALID | MORE_INVALID | INVALID_CODE | ALONE
 VECTORS = ROOT / "spec/vectors/v1"
 TOLERANCE = {"relative": 1e-4, "absolute": 1e-6}
 
@@ -108,7 +112,9 @@ def _as_specified(facts: Json, method: schema.Method) -> Json:
     return facts
 
 
-def _write_expectation(folder: Path, about: str, covers: list[str], digest: str, calls: Json) -> None:
+def _write_expectation(
+    folder: Path, about: str, covers: list[str], digest: str, calls: Json, more: Json = MappingProxyType({})
+) -> None:
     expect = {
         "about": about,
         "covers": covers,
@@ -117,6 +123,7 @@ def _write_expectation(folder: Path, about: str, covers: list[str], digest: str,
         "file": "sha256:" + hashlib.sha256((folder / BUNDLE).read_bytes()).hexdigest(),
         "tolerance": TOLERANCE,
         "calls": calls,
+        **more,
     }
     _write_json(folder / EXPECT, expect)
 
@@ -144,7 +151,11 @@ def write_case(name: str, case: CallCase, folder: Path) -> None:
         if case.prepare is not None:
             stack.enter_context(case.prepare())
         aotpack.build(
-            _seeded(case.model), *made((case.example(), case.kwargs())), out=bundle, targets=["portable"], name=name, **case.build
+            _seeded(case.model),
+            *made((case.example(), case.kwargs())),
+            out=bundle,
+            name=name,
+            **{"targets": ["portable"], **case.build},
         )
     if case.edit is not None:
         documents = Documents(bundle)
@@ -152,6 +163,7 @@ def write_case(name: str, case: CallCase, folder: Path) -> None:
         bundle.write_bytes(tar(list(documents.files().items())))
     with Bundle.open(bundle) as opened:
         methods, digest = opened.program.methods, opened.digest
+    more = {"targets": case.compiled} if case.compiled else {}
     tensors: dict[str, torch.Tensor] = {}
     calls = []
     for number, call in enumerate(case.calls()):
@@ -172,7 +184,7 @@ def write_case(name: str, case: CallCase, folder: Path) -> None:
             written |= {"others": seen.others, "facts": _as_specified(seen.facts, methods[served[0]])}
         calls.append(written)
     save_file(tensors, folder / TENSORS)
-    _write_expectation(folder, case.about, case.covers, digest, calls)
+    _write_expectation(folder, case.about, case.covers, digest, calls, more)
 
 
 # ---------------------------------------------------------------- invalid vectors
@@ -188,7 +200,7 @@ def write_invalid(name: str, case: Invalid, folder: Path) -> None:
     if case.damage is not None:
         data = case.damage(data, documents)
     (folder / BUNDLE).write_bytes(data)
-    expect = {"constraint": case.constraint, "kind": case.kind, "contains": case.contains}
+    expect = {"constraint": case.constraint, "kind": case.kind, "contains": case.contains, **case.more}
     _write_json(folder / EXPECT, expect)
 
 
@@ -211,7 +223,7 @@ def write(kind: str, name: str) -> None:
         elif kind == "signed":
             write_signed(SIGNED[name], folder)
         else:
-            write_invalid(name, (INVALID | MORE_INVALID)[name], folder)
+            write_invalid(name, ALL_INVALID[name], folder)
         if kind == "signed":
             replay_signed(folder)
             print(f"{kind}/{name}: as expected", flush=True)
@@ -238,7 +250,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="show the cases and whether they are there")
     options = parser.parse_args()
     failed = 0
-    for kind, names in (("valid", [*VALID, *CASES]), ("invalid", [*INVALID, *MORE_INVALID]), ("signed", [*SIGNED])):
+    for kind, names in (("valid", [*VALID, *CASES]), ("invalid", [*ALL_INVALID]), ("signed", [*SIGNED])):
         for name in names:
             there = (VECTORS / kind / name).exists()
             if options.list:
