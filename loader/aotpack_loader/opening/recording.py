@@ -158,10 +158,6 @@ def _method(call: MethodCall) -> dict[str, Any]:
     }
 
 
-def _name(value: object) -> str:
-    return str(value).removeprefix("torch.")
-
-
 def _tree(tree: schema.Tree) -> list[Any]:
     """A result's tree: kind, items and keys."""
     if isinstance(tree, schema.LeafNode):
@@ -206,4 +202,4 @@ def packed(value: Any) -> Any:
         return [kind, [packed(item) for item in value]]
     if type(value) is complex:
         return ["complex", [value.real, value.imag]]
-    return ["device", str(value)] if isinstance(value, torch.device) else ["torch", _name(value)]
+    return ["device", str(value)] if isinstance(value, torch.device) else ["torch", str(value).removeprefix("torch.")]
