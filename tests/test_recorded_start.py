@@ -273,7 +273,7 @@ def test_plain_data_passes_through_a_record(value: Any) -> None:
 
 
 RECORDED = frozenset({
-    "", "_process", "_torch_compat", "errors", "loading", "trust", "value",
+    "", "_process", "_torch_compat", "errors", "loading", "text", "trust", "value",
     "module", "module.edits", "module.frozen", "module.original_class", "module.outline", "module.own_class", "module.program",
     "module.submodules", "opening", "opening.from_record", "opening.record_files",
     "archive", "archive.cache", "archive.checked", "archive.digest", "archive.layout", "archive.private", "archive.tar",
