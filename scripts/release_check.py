@@ -21,10 +21,12 @@ from pathlib import Path
 
 NATIVE_SOURCES = {
     "aotpack": {
-        "aotpack/_torch/inductor/csrc/call.cpp",
         *(f"aotpack/_torch/inductor/csrc/{name}.h" for name in ("kernels", "large_pages", "lstm", "products")),
     },
-    "aotpack_loader": set[str](),
+    "aotpack_loader": {
+        *(f"aotpack_loader/csrc/{name}.cpp" for name in ("autograd", "call", "document", "method", "python")),
+        *(f"aotpack_loader/csrc/{name}.h" for name in ("autograd", "document", "graphs", "json", "method", "python_host")),
+    },
 }
 LICENCES = {"aotpack": "Apache-2.0 AND MIT AND ISC", "aotpack_loader": "Apache-2.0"}
 """aotpack's pages hold libraries of others, with their licences beside them."""

@@ -20,10 +20,12 @@ import aotpack_loader
 from aotpack._torch.inductor.toolchain import call_compiler, commands
 from aotpack.targets.cpu import call_library
 from aotpack_loader.archive.bundle import Bundle
-from aotpack_loader.devices.call_library import open_library
+from aotpack_loader.devices.call_library import INTERFACE, open_library
 from aotpack_loader.errors import AutogradError, InputError
+from aotpack_loader.format.native_call import Refusal
 from aotpack_loader.runtime.call import MethodCall
 from devtools.native_calls import load_native
+from devtools.paths import ROOT
 
 
 def step(model: nn.Module, batch: int = 4, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -340,12 +342,34 @@ def test_a_backward_outlives_its_model(digits_bundle: Path, digits_model: nn.Mod
     assert parameter.grad is not None
 
 
+def sources() -> str:
+    """All sources of the call library."""
+    return "".join(path.read_text() for path in sorted(call_compiler.CSRC.iterdir()))
+
+
 def test_twins_exist_and_name_each_other() -> None:
     """What native code computes as Python does is named there, and the module says that it has a twin."""
     loader = Path(aotpack_loader.__file__).parent
-    twins = re.findall(r"(\S+\.py), (\w+)", " ".join(re.findall(r"// Twin: (.*)\.\n", call_compiler.SOURCE.read_text())))
-    assert len(twins) > 10
+    twins = re.findall(r"(\S+\.py), (\w+)", " ".join(re.findall(r"// .*Twin: (.*)\.\n", sources())))
+    assert len(twins) > 25
     for file, name in twins:
         text = (loader / file).read_text()
-        assert re.search(rf"^(class|def) {name}\b", text, re.MULTILINE), f"{file} has no {name}"
-        assert "``call.cpp`` has twins" in text, file
+        assert re.search(rf"^ *(class|def) {name}\b", text, re.MULTILINE), f"{file} has no {name}"
+        assert "``csrc/`` has twins" in text, file
+
+
+def test_rules_that_native_code_names_are_rules_of_the_spec() -> None:
+    pages = "".join(path.read_text() for path in (ROOT / "spec").glob("*.md"))
+    named = {rule for line in re.findall(r"// (.*)Twin: ", sources()) for rule in re.findall(r"\b[A-Z]\d+\b", line)}
+    assert len(named) > 10
+    assert {rule for rule in named if f"**({rule})**" not in pages} == set()
+
+
+def test_the_interface_has_one_number() -> None:
+    assert f"constexpr int64_t kInterface = {INTERFACE};" in sources()
+    assert f"the version of what this page describes, {INTERFACE}." in (ROOT / "spec/native-call.md").read_text()
+
+
+def test_the_reasons_of_refusals_are_the_same_on_both_sides() -> None:
+    (listed,) = re.findall(r"enum class Refusal : uint8_t \{(.*?)\};", sources(), re.DOTALL)
+    assert {name.upper(): int(value) for name, value in re.findall(r"(\w+) = (\d+)", listed)} == dict(Refusal.__members__)

@@ -62,11 +62,12 @@ START = frozenset({
     "devices", "devices.aoti", "devices.backends", "devices.base", "devices.call_library", "devices.call_sizes",
     "devices.cpuinfo", "devices.literals", "devices.packages", "devices.select",
     "format", "format.codec", "format.containers", "format.donations", "format.expressions", "format.features",
-    "format.interface", "format.media_types", "format.modules", "format.schema", "format.subclasses", "format.traits",
-    "format.validate", "format.validate_target", "format.versions",
+    "format.interface", "format.media_types", "format.modules", "format.native_call", "format.schema", "format.subclasses",
+    "format.traits", "format.validate", "format.validate_target", "format.versions",
     "runtime", "runtime.arguments", "runtime.autograd", "runtime.backward_inputs", "runtime.call", "runtime.epilogue",
     "runtime.identity", "runtime.inputs", "runtime.loaded_method", "runtime.memory", "runtime.modes", "runtime.mutations",
-    "runtime.names", "runtime.native", "runtime.result_sources", "runtime.state", "runtime.tree", "runtime.views",
+    "runtime.names", "runtime.native", "runtime.native_document", "runtime.result_sources", "runtime.state", "runtime.tree",
+    "runtime.views",
 })  # fmt: skip
 """Modules of the loader that a start of native code imports if it uses no record (tests/test_recorded_start.py). Each costs 0.1
 to 0.4 ms there: what only some bundles need is imported where one needs it."""

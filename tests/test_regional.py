@@ -27,6 +27,7 @@ from aotpack.targets.cpu.parts import compute_late
 from aotpack.tools.cli import main
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.aoti import AotiSequence
+from aotpack_loader.errors import AutogradError
 from aotpack_loader.opening.from_record import RecordedCall
 
 
@@ -233,7 +234,7 @@ class Tied(nn.Module):
         x = self.table(rows)
         for layer in self.layers:
             x, _ = layer(x)
-        return x @ self.table.weight.t()
+        return (x @ self.table.weight.t()).sin()
 
 
 def _compare(loaded: Any, model: nn.Module, batches: Sequence[int]) -> None:
@@ -262,6 +263,11 @@ def test_native_code_runs_the_parts_of_a_graph(tmp_path: Path, monkeypatch: pyte
             assert all(isinstance(call, RecordedCall) for call in loaded._aotpack_calls.values()) is recorded
             assert loaded.aotpack.calls == {"train": "native"}
             _compare(loaded, model, (5, 3, 5))
+        result, parameters = loaded(rows), list(loaded.parameters())
+        negated = torch.autograd.grad(result, parameters, torch._neg_view(torch.ones(5, 7)), retain_graph=True)
+        torch.testing.assert_close(negated, torch.autograd.grad(result, parameters, -torch.ones(5, 7), retain_graph=True))
+        with pytest.raises(AutogradError, match="one gradient at a time"):
+            torch.autograd.grad(result, parameters, torch.ones(2, 5, 7), is_grads_batched=True)
     monkeypatch.setenv("AOTPACK_NATIVE_CALL", "0")
     _compare(aotpack.load(out, backend="cpu"), model, (5, 3))
 

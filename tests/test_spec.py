@@ -17,7 +17,7 @@ import torch
 from aotpack_loader.archive import compression
 from aotpack_loader.archive.bundle import Bundle, raw_size
 from aotpack_loader.devices.operators import BUILTINS
-from aotpack_loader.format import media_types, schema
+from aotpack_loader.format import media_types, native_call, schema
 from devtools.spec import __main__ as generator
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +36,8 @@ def examples() -> Iterator[Any]:
 
 
 def validator(name: str) -> Any:
+    if name == "NativeCall":
+        return jsonschema.Draft202012Validator(json.loads((SPEC / "schema/native-call.schema.json").read_text()))
     document = json.loads((SPEC / "schema/v1.schema.json").read_text())
     return jsonschema.Draft202012Validator({**document, "$ref": f"#/$defs/{name}", "anyOf": [True]})
 
@@ -48,9 +50,10 @@ def test_example(page: Path, found: re.Match[str]) -> None:
     """Every JSON block names its type, decodes as it, and is canonical: no unknown field, no default written out."""
     assert found["type"], f"a JSON block of {page} is not marked with <!-- example: TypeName -->"
     written = json.loads(found["json"])
-    decoded = msgspec.json.decode(json.dumps(written), type=getattr(schema, found["type"]))
+    kind = native_call.NativeCall if found["type"] == "NativeCall" else getattr(schema, found["type"])
+    decoded = msgspec.json.decode(json.dumps(written), type=kind)
     assert json.loads(msgspec.json.encode(decoded)) == written
-    if found["type"] in json.loads((SPEC / "schema/v1.schema.json").read_text())["$defs"]:
+    if kind is native_call.NativeCall or found["type"] in json.loads((SPEC / "schema/v1.schema.json").read_text())["$defs"]:
         validator(found["type"]).validate(written)
     if found["vector"]:
         assert written in [document for _, document in documents(SPEC / f"vectors/v1/valid/{found['vector']}/bundle.aotpack")]

@@ -48,8 +48,27 @@ def load_native(path: Path, **options: Any) -> LoadedProgram:
                 parts.append((call.differentiable.backward, method.backward.graph))
             for executable, graph in parts:
                 executable.returns_tensors = _only_tensors(bundle.graph(graph))
+            if call.differentiable is not None and method.backward is not None:
+                sizes = [i for i, saved in enumerate(method.backward.saved) if isinstance(saved, schema.SavedSize)]
+                if sizes:
+                    call.differentiable.backward = WithSizes(call.differentiable.backward, sizes)
             loaded.aotpack.calls[name] = native.use(call, library())  # type: ignore[index]
     return loaded
+
+
+class WithSizes:
+    """A graph that takes integers. Native code passes a tensor of the shape [size, 0] in place of each."""
+
+    def __init__(self, graph: Any, positions: list[int]) -> None:
+        self._graph, self._positions = graph, positions
+        self.returns_tensors = graph.returns_tensors
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        """Run the graph."""
+        for position in self._positions:
+            if isinstance(inputs[position], torch.Tensor):
+                inputs[position] = inputs[position].shape[0]
+        return list(self._graph(inputs))
 
 
 def _only_tensors(graph: schema.Graph) -> bool:

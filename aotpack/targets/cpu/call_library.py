@@ -35,7 +35,7 @@ def library_bytes() -> bytes | None:
     takes it from the cache.
     """
     cache = CompileCache()
-    source = call_compiler.SOURCE.read_bytes()
+    source = call_compiler.call_library_source()
     options = {**commands.inductor_fingerprint(), **call_compiler.call_library_fingerprint()}
     found = cache.find_object(source, options)
     if found is None:

@@ -2,7 +2,7 @@
 
 :mod:`aotpack_loader.trust` alone decides whether they may run, before this module is used.
 
-``call.cpp`` has twins of functions here.
+``csrc/`` has twins of functions here.
 """
 
 from __future__ import annotations

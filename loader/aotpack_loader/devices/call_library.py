@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 
 import torch
 
@@ -19,14 +19,53 @@ if TYPE_CHECKING:
     from ..archive.bundle import Bundle
     from ..format import schema
 
-INTERFACE: Final = 2
-"""The version of what passes between the loader and the library."""
+INTERFACE: Final = 3
+"""The version of what passes between the loader and the library (spec/native-call.md)."""
 SWITCH: Final = "AOTPACK_NATIVE_CALL"
 
 Slots = Mapping[str, tuple[dict[str, Any], str]]
 """Where a module holds its parameters and buffers, by name: the dictionary, and the key in it."""
 NativeCall = Callable[[Sequence[Any], Slots], list[Any] | None]
 """Leaves and slots to flat results; None where Python is to make the call, and nothing has happened."""
+
+
+class OpenedCode(NamedTuple):
+    """What a name in a document stands for."""
+
+    run: Callable[[list[Any]], list[Any]]
+    """Code that the library opened, or a function of Python. It empties its list of inputs."""
+    failed: Callable[[str], None] | None = None
+    """Raises the error for the message of an exception in opened code."""
+
+
+class DescribedCall(Protocol):
+    """A :class:`..format.native_call.NativeCall` that the library has read. Attributes are its fields."""
+
+    @property
+    def symbols(self) -> list[str]:
+        """The names of the symbols."""
+
+    @property
+    def constraints(self) -> list[str]:
+        """Expressions that the sizes must satisfy."""
+
+    @property
+    def expressions(self) -> list[str]:
+        """Expressions whose values :meth:`make` needs."""
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether the method has a backward."""
+
+    def sizes(self, leaves: Sequence[Any]) -> tuple[int, ...] | None:
+        """The values of the symbols in a call; None if an argument or a value does not fit."""
+
+    def make(self, codes: Mapping[str, OpenedCode], constants: Sequence[torch.Tensor], sizes: Mapping[str, int], /) -> NativeCall:
+        """The calls for one set of sizes: the values of symbols and expressions, by their texts.
+
+        Raises:
+            ValueError: the document is none, or ``codes`` or ``sizes`` lack something.
+        """
 
 
 class CallLibrary(Protocol):
@@ -38,11 +77,19 @@ class CallLibrary(Protocol):
     def outputs(self, run: Callable[[list[Any]], list[Any]]) -> int:
         """How many values opened code returns."""
 
-    def make(self, description: dict[str, Any]) -> NativeCall:
-        """The calls of one method, for one set of sizes."""
+    def read(self, document: bytes | str) -> DescribedCall:
+        """Read a document.
 
-    def on_refusal(self, raise_error: Callable[[str, torch.Tensor | None], None]) -> None:
-        """Set the function that raises the errors of a backward."""
+        Raises:
+            ValueError: it is none.
+        """
+
+    def on_refusal(
+        self,
+        refuse: Callable[[int, list[str], torch.Tensor | None], None],
+        has_hooks_of_caller: Callable[[Mapping[int, Any]], bool],
+    ) -> None:
+        """Set the functions that a backward calls: one raises the error for a refusal, one tells whose hooks a result has."""
 
 
 def open_library(bundle: Bundle, target: schema.Target) -> tuple[CallLibrary | None, str]:

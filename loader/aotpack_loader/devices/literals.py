@@ -1,4 +1,7 @@
-"""Converts literal arguments and values in documents to Python's and torch's own."""
+"""Converts literal arguments and values in documents to Python's and torch's own.
+
+``csrc/`` has twins of functions here.
+"""
 
 from __future__ import annotations
 

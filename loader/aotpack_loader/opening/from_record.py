@@ -22,7 +22,7 @@ from .._torch_compat import backward_is_compiled
 from ..archive import cache
 from ..archive.layout import Layout, open_layout
 from ..devices import cpuinfo
-from ..devices.call_library import SWITCH, CallLibrary, NativeCall, Slots, import_library
+from ..devices.call_library import SWITCH, CallLibrary, NativeCall, OpenedCode, Slots, import_library
 from ..devices.call_sizes import make
 from ..devices.packages import library_of, package_of, require_operators
 from ..errors import CorruptBundleError, DirectoryError
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from ..format import schema
     from ..options import LoadOptions
     from ..runtime.call import MethodCall
-
-    Description = dict[str, Any]
 
 
 class Blob(Value):
@@ -94,7 +92,7 @@ def _from_record(path: str, layout: Layout, backend: str | None, trust: str | Co
         return None
     for document in record["documents"]:
         layout.read(_blob(document))
-    rest = _Rest(layout, digest, record["target"])
+    rest = DeferredDocuments(layout, digest, record["target"])
     opened = _open(layout, root, record["code"], rest)
     if opened is None:
         return None
@@ -121,7 +119,7 @@ def _blob(fields: list[Any]) -> Any:
     return Blob(*fields)
 
 
-class _Rest:
+class DeferredDocuments:
     """What a start from a record leaves out: the program, and the calls that Python makes."""
 
     def __init__(self, layout: Layout, digest: str, target: str) -> None:
@@ -147,40 +145,37 @@ class _Rest:
         return self._complete()[1][name]
 
 
-def _open(layout: Layout, root: Path, code: Any, rest: _Rest) -> tuple[CallLibrary, dict[str, Description]] | None:
-    """The call library, and the code of each graph as the library takes it; None if one is not there or does not open."""
+def _open(layout: Layout, root: Path, code: Any, rest: DeferredDocuments) -> tuple[CallLibrary, dict[str, OpenedCode]] | None:
+    """The call library, and code by the names that documents have; None if a file is not there or does not open."""
     try:
         folder = cache.code_folder(root)
-        path = cache.extracted(folder, *code["library"])
-        if path is None:
-            return None
-        library = import_library(path)
+        library = import_library(_extracted(folder, code["library"]))
         return library, {
-            key: _executable(layout, folder, library, key, described, rest) for key, described in code["graphs"].items()
+            name: _executable(layout, _extracted(folder, described["file"]), library, name, described["fallbacks"], rest)
+            for name, described in code["executables"].items()
         }
     except (DirectoryError, ImportError, FileNotFoundError, RuntimeError):
         return None  # a load without the record extracts it, or says what is wrong
 
 
-def _executable(layout: Layout, folder: Path, library: CallLibrary, key: str, described: Any, rest: _Rest) -> Description:
-    if "parts" in described:
-        parts = [_executable(layout, folder, library, key, part, rest) for part in described["parts"]]
-        return {"sequence": {**described, "parts": parts}}
-    path = cache.extracted(folder, *described["file"])
+def _extracted(folder: Path, file: Any) -> Path:
+    path = cache.extracted(folder, *file)
     if path is None:
-        raise FileNotFoundError(key)
-    fallbacks = described["fallbacks"]
+        raise FileNotFoundError
+    return path
+
+
+def _executable(layout: Layout, path: Path, library: CallLibrary, name: str, listed: Any, rest: DeferredDocuments) -> OpenedCode:
+    fallbacks = None if listed is None else bytes(layout.read(_blob(listed)))
     if fallbacks is not None:
-        fallbacks = bytes(layout.read(_blob(fallbacks)))
         require_operators(fallbacks)
 
     def failed(message: str) -> None:
         from ..devices.refusals import of_compiled_code  # only for errors
 
-        raise of_compiled_code(RuntimeError(message), rest.program(), key) from None
+        raise of_compiled_code(RuntimeError(message), rest.program(), name) from None
 
-    run = library.open(library_of(package_of(path, fallbacks)))
-    return {"run": run, "inputs": described["inputs"], "outputs": described["outputs"], "failed": failed}
+    return OpenedCode(library.open(library_of(package_of(path, fallbacks))), failed)
 
 
 def _tensors(layout: Layout, record: Any) -> dict[str, torch.Tensor]:
@@ -209,14 +204,16 @@ def _view(
 class RecordedCall:
     """The native calls of a method. For anything else it stands for the :class:`.runtime.call.MethodCall`."""
 
-    def __init__(self, name: str, described: Any, native: NativeCall, rest: _Rest) -> None:
+    def __init__(
+        self, name: str, described: Any, native: NativeCall, rest: DeferredDocuments, *, is_differentiable: bool
+    ) -> None:
         self.name, self.native = name, native
         self.flags: dict[str, bool] = described["flags"]
         self.unflatten = _unflattener(described["result"])
         self._count: int = described["count"]
         self._keys: list[str] = described["keys"]
         self._keywords = frozenset(self._keys)
-        self._differentiable = described["description"]["differentiable"] is not None
+        self._differentiable = is_differentiable
         self._rest = rest
 
     def natively(self, args: tuple[Any, ...], kwargs: dict[str, Any], slots: Slots) -> list[Any] | None:
@@ -241,35 +238,26 @@ def _call(
     name: str,
     described: Any,
     library: CallLibrary,
-    codes: dict[str, Description],
+    codes: dict[str, OpenedCode],
     tensors: dict[str, torch.Tensor],
-    rest: _Rest,
+    rest: DeferredDocuments,
 ) -> RecordedCall:
-    description = described["description"]
-    for item in (*description["leaves"], *description["state"]):
-        _add_dtype(item)
-    description["constants"] = [tensors[constant] for constant in description["constants"]]
-    description["forward"] = codes[f"{name}.forward"]
-    differentiable = description["differentiable"]
-    if differentiable is not None:
-        differentiable["executable"] = codes[f"{name}.backward"]
-        for tangent in differentiable["tangents"]:
-            _add_dtype(tangent)
-    library.on_refusal(_refuse)
-    return RecordedCall(name, described, make(description, library, described["sizes"]), rest)
+    library.on_refusal(_refuse, _has_hooks_of_caller)
+    document = library.read(described["document"])
+    native = make(document, codes, [tensors[constant] for constant in described["constants"]])
+    return RecordedCall(name, described, native, rest, is_differentiable=document.is_differentiable)
 
 
-def _add_dtype(item: dict[str, Any]) -> None:
-    if "dtype" in item:
-        item["dtype"] = getattr(torch, item["dtype"])
-        if isinstance(item["stride"], str):  # a memory format
-            item["stride"] = getattr(torch, item["stride"])
-
-
-def _refuse(what: str, concerned: Any) -> None:
+def _refuse(reason: int, names: list[str], gradient: torch.Tensor | None) -> None:
     from ..runtime.native import refuse  # only for errors
 
-    refuse(what, concerned)
+    refuse(reason, names, gradient)
+
+
+def _has_hooks_of_caller(hooks: Mapping[int, Any]) -> bool:
+    from ..runtime.result_sources import has_hooks_of_caller  # only for results that have hooks
+
+    return has_hooks_of_caller(hooks)
 
 
 def _unflattener(tree: Any) -> Callable[[Iterator[Any]], Any]:

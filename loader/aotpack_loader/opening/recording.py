@@ -14,17 +14,19 @@ import torch
 from ..archive.bundle import Bundle, raw_size
 from ..archive.weights import INTEGERS, View
 from ..devices import cpuinfo
-from ..devices.aoti import AotiDevice, AotiExecutable, AotiSequence
+from ..devices.aoti import AotiDevice
 from ..errors import DirectoryError
 from ..format import media_types, schema
 from ..format.interface import call_trees
+from ..format.native_call import encode
 from ..format.traits import Trait, unsupported
 from ..module.outline import ModuleOutline, Outline
 from ..module.program import LoadInfo
 from ..options import LoadOptions
 from ..runtime import native
 from ..runtime.call import MethodCall
-from ..runtime.native import describe, is_whole, sequence_of, sizes_of
+from ..runtime.native import is_whole, opened_codes
+from ..runtime.native_document import describe
 from . import record_files
 
 if TYPE_CHECKING:
@@ -106,28 +108,17 @@ def _file(descriptor: schema.Descriptor) -> list[Any]:
 
 
 def _code(chosen: Selection, calls: Mapping[str, MethodCall]) -> dict[str, Any]:
+    """The files of the call library, and of the code by the names that documents have."""
     target = chosen.target
-    if target.call is None:
+    names = [name for call in calls.values() for name in opened_codes(call)]
+    if target.call is None or not target.executables.keys() >= set(names):
         raise _UnusualError
-    found = {}
-    for name, call in calls.items():
-        backward = None if call.differentiable is None else call.differentiable.backward
-        for key, opened in ((f"{name}.forward", call.forward), (f"{name}.backward", backward)):
-            if opened is not None:
-                found[key] = _graph(target, key, opened)
-    return {"library": _file(target.call.code), "graphs": found}
+    return {"library": _file(target.call.code), "executables": {name: _executable(target.executables[name]) for name in names}}
 
 
-def _graph(target: schema.Target, key: str, opened: object) -> dict[str, Any]:
-    """The code of a graph, or how to run it in parts."""
-    if isinstance(opened, AotiSequence):
-        return sequence_of(opened, {name: _graph(target, name, part) for name, part in opened.parts.items()})
-    if not isinstance(opened, AotiExecutable):
-        raise _UnusualError
-    described = target.executables[key]
-    fallbacks = None if described.fallbacks is None else _blob(described.fallbacks)
-    inputs, outputs = opened.positions
-    return {"file": _file(described.code), "fallbacks": fallbacks, "inputs": inputs, "outputs": outputs}
+def _executable(executable: schema.Executable) -> dict[str, Any]:
+    fallbacks = None if executable.fallbacks is None else _blob(executable.fallbacks)
+    return {"file": _file(executable.code), "fallbacks": fallbacks}
 
 
 def _tensors(bundle: Bundle, views: Mapping[str, schema.StateEntry | View]) -> dict[str, Any]:
@@ -156,47 +147,14 @@ def _method(call: MethodCall) -> dict[str, Any]:
     args, kwargs = call_trees(method.inputs)
     if not is_whole(call) or unsupported(call.traits, SUPPORTED):
         raise _UnusualError
-    description = describe(call)
-    differentiable = description["differentiable"]
-    if differentiable is not None:
-        differentiable["executable"] = None
-        differentiable["tangents"] = [_with_dtype(tangent) for tangent in differentiable["tangents"]]
-    description["forward"] = None
-    description["leaves"] = [_with_dtype(leaf) for leaf in description["leaves"]]
-    description["state"] = [_with_dtype(entry) for entry in description["state"]]
-    description["constants"] = [_constant(p.name) for p in method.primals if isinstance(p, schema.ConstantPrimal)]
-    _require_json(description)
     return {
-        "description": description,
-        "sizes": sizes_of(call),
+        "document": encode(describe(call)).decode(),
+        "constants": [_constant(p.name) for p in method.primals if isinstance(p, schema.ConstantPrimal)],
         "flags": call.flags,
         "count": len(args.items),
         "keys": [str(key) for key in kwargs.keys],
         "result": _tree(method.outputs),
     }
-
-
-def _with_dtype(item: dict[str, Any]) -> dict[str, Any]:
-    """The description of a tensor with names instead of torch's objects."""
-    if "dtype" not in item:
-        return item
-    stride = item["stride"]
-    return {**item, "dtype": _name(item["dtype"]), "stride": _name(stride) if isinstance(stride, torch.memory_format) else stride}
-
-
-def _name(value: object) -> str:
-    return str(value).removeprefix("torch.")
-
-
-def _require_json(value: Any) -> None:
-    """Refuse values that JSON gives back as others."""
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            _require_json(item)
-    elif type(value) is dict and all(type(key) is str for key in value):
-        _require_json(list(value.values()))
-    elif value is not None and type(value) not in (bool, int, float, str):
-        raise _UnusualError
 
 
 def _tree(tree: schema.Tree) -> list[Any]:
@@ -243,4 +201,4 @@ def packed(value: Any) -> Any:
         return [kind, [packed(item) for item in value]]
     if type(value) is complex:
         return ["complex", [value.real, value.imag]]
-    return ["device", str(value)] if isinstance(value, torch.device) else ["torch", _name(value)]
+    return ["device", str(value)] if isinstance(value, torch.device) else ["torch", str(value).removeprefix("torch.")]

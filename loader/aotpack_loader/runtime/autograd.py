@@ -1,4 +1,4 @@
-"""Connects a method to autograd as one node of its graph. ``call.cpp`` has twins of functions here."""
+"""Connects a method to autograd as one node of its graph. ``csrc/`` has twins of functions here."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Differentiable:
         self.depends = [frozenset(tangents) for tangents in convention.depends]
         non_differentiable = frozenset(method.non_differentiable)
         self.non_differentiable = [i for i, output in enumerate(self.visible) if output in non_differentiable]
-        self.own = detached_outputs(method.results)
+        self.detached_outputs = detached_outputs(method.results)
         sources = [self._primals_behind(tangent) for tangent in range(len(self.tangents))]
         # Some operators of torch give undefined gradients, so an output may lead back to no primal.
         # Such an output requires grad as in eager.
@@ -196,7 +196,7 @@ class _Step(torch.autograd.Function):
         if method.untrusted or method.sparse:
             call.sizes = [(primal.shape, primal.dtype) for primal in primals]
         _save(ctx, call, primals, outputs)
-        detach_outputs(outputs, method.own, primals)
+        detach_outputs(outputs, method.detached_outputs, primals)
         idle = method.without_gradient(primals)
         returned = _without_shared_bases([outputs[position] for position in method.visible], idle)
         call.shapes = [returned[tangent.position].shape for tangent in method.tangents]

@@ -1,6 +1,6 @@
 """What a backward graph takes: values saved by the forward, and incoming gradients (tangents).
 
-``call.cpp`` has twins of functions here.
+``csrc/`` has twins of functions here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A method that can be called: it joins checked inputs, executables and the epilogue."""
+"""A method that can be called: it joins checked inputs, executables and the epilogue.
+
+``csrc/`` has twins of functions here.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ class MethodCall:
         self._turns_on = method.role == "call" and not any(mode.grad for mode in method.serves)
         self._untrusted: bool = getattr(forward, "is_untrusted", False)
         self._epilogue = Epilogue(method, checks, restores=self._untrusted)
-        self.own = detached_outputs(method.results)
+        self.detached_outputs = detached_outputs(method.results)
         self._measured = [(symbol.name, symbol.output, symbol.dim) for symbol in method.output_symbols if symbol.needed]
         self._primals = _sources(method, constants)
         self.state = self._assumed(method, entries, device)
@@ -223,7 +226,7 @@ class MethodCall:
         else:
             with torch.no_grad():
                 outputs = self._without_gradients(primals, environment)
-                detach_outputs(outputs, self.own, primals)
+                detach_outputs(outputs, self.detached_outputs, primals)
         self._measure(outputs, environment)
         return outputs
 

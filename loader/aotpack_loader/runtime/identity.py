@@ -3,7 +3,7 @@
 Only methods that write compare memory; other methods are correct for every pattern. Arguments that
 shared memory at build become one base in the graph (:mod:`.bases`).
 
-``call.cpp`` has twins of functions here.
+``csrc/`` has twins of functions here.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 All mismatches are reported together before anything runs, each under the path of its argument.
 Compiled code relies on sizes and strides without a check, so every argument is checked here.
 
-``call.cpp`` has twins of functions here.
+``csrc/`` has twins of functions here.
 """
 
 from __future__ import annotations

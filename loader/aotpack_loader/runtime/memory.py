@@ -1,6 +1,6 @@
 """Address ranges of tensors, and whether two tensors share a byte.
 
-``call.cpp`` has twins of functions here.
+``csrc/`` has twins of functions here.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Gradient mode and train/eval mode select the method (:mod:`..module.program`). The modes here must match
 the selected method.
+
+``csrc/`` has twins of functions here.
 """
 
 from __future__ import annotations

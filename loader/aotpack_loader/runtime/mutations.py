@@ -1,6 +1,6 @@
 """Writes what the forward graph computed back to the tensors that the model changed in place.
 
-``call.cpp`` has twins of functions here.
+``csrc/`` has twins of functions here.
 """
 
 from __future__ import annotations
@@ -192,6 +192,6 @@ def _written_with_gradients(primal: schema.Primal) -> list[int]:
 
 
 def _is_of_leaf(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a leaf that requires a gradient, or a view of one. ``call`` in call.cpp asks the same."""
+    """Whether a tensor is a leaf that requires a gradient, or a view of one. ``takes_memory`` (csrc/) asks the same."""
     root = tensor if tensor._base is None else tensor._base
     return tensor.requires_grad and root.is_leaf

@@ -3,34 +3,29 @@
 Native code does the same as :mod:`.call`, for simple methods and ordinary calls. Everything else
 stays in Python. Native code reports no errors about arguments. If a call does not fit it returns
 None before anything has run.
+
+``csrc/`` has twins of functions here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 
 from ..devices.aoti import AotiExecutable, AotiSequence
-from ..devices.call_library import SWITCH, CallLibrary, NativeCall, Slots
-from ..devices.call_sizes import BySizes, make
-from ..devices.literals import literal
+from ..devices.call_library import SWITCH, CallLibrary, NativeCall, OpenedCode, Slots
+from ..devices.call_sizes import SpecializedNativeCalls, make
 from ..errors import AutogradError, Problem
 from ..format import schema
+from ..format.native_call import Refusal, encode
 from ..format.traits import Trait, unsupported
-from .autograd import Differentiable
 from .call import MethodCall
-from .identity import Memory, Pattern
-from .inputs import TensorCheck
+from .identity import Pattern
+from .native_document import describe
 from .result_sources import between_error, has_hooks_of_caller, of_method, pairs_of_outputs
 from .views import Kept, replayer, shared_values, with_origins
-
-BETWEEN: Final = "between results: "
-"""Begins the reason for refusing a gradient between two results. Their paths follow, one a line."""
-
-CHANGED: Final = "changed in place: "
-"""Begins the reason for refusing a backward whose saved tensor was changed. Its name follows."""
 
 _AROUND: Final = frozenset({Trait.COMPARES_ARGUMENTS, Trait.FROM_START, Trait.VIEWS})
 """Traits for which Python does something before or after a native call."""
@@ -51,11 +46,24 @@ def use(call: MethodCall, library: CallLibrary) -> str:
     """Let ``library`` call a method, if it can. Returns ``native``, or ``python`` and the reason."""
     if found := obstacle(call, library):
         return f"python: {found}"
-    library.on_refusal(refuse)
-    call.native = make(describe(call), library, sizes_of(call))
+    library.on_refusal(refuse, has_hooks_of_caller)
+    document = describe(call)
+    call.native = make(library.read(encode(document)), opened_codes(call), [call.constants[name] for name in document.constants])
     if not is_whole(call):
-        call.native = Around(call, call.native)
+        call.native = NativeCallWithChecks(call, call.native)
     return "native"
+
+
+def opened_codes(call: MethodCall) -> dict[str, OpenedCode]:
+    """What the names in a call's document stand for."""
+    graphs: dict[str, Any] = {f"{call.name}.forward": call.forward}
+    if call.differentiable is not None:
+        graphs[f"{call.name}.backward"] = call.differentiable.backward
+    found: dict[str, OpenedCode] = {}
+    for name, graph in graphs.items():
+        for part, code in (graph.parts if isinstance(graph, AotiSequence) else {name: graph}).items():
+            found[part] = OpenedCode(code.run, code.fail) if isinstance(code, AotiExecutable) else OpenedCode(code)
+    return found
 
 
 def is_whole(call: MethodCall) -> bool:
@@ -68,7 +76,7 @@ def _from_start(method: schema.Method) -> list[int]:
     return [i for i, leaf in enumerate(method.leaves) if isinstance(leaf, schema.TensorLeaf) and leaf.from_start]
 
 
-class Around:
+class NativeCallWithChecks:
     """A native call with what Python does before and after it.
 
     Before: it compares arguments by ``is``, and looks at their storage. After: it makes the results
@@ -96,7 +104,7 @@ class Around:
         for i in self._from_start:
             if not isinstance(leaves[i], torch.Tensor) or leaves[i].storage_offset():
                 return None
-        environment = self._native.environment(leaves) if isinstance(self._native, BySizes) else {}
+        environment = self._native.environment(leaves) if isinstance(self._native, SpecializedNativeCalls) else {}
         results = self._native(leaves, slots)
         if results is None:
             return None
@@ -106,16 +114,6 @@ class Around:
         if self._watch is not None:
             self._watch(results)
         return results
-
-
-def sizes_of(call: MethodCall) -> tuple[list[Any], list[str]]:
-    """Which arguments give a method's symbols, and what these must satisfy; see :class:`.BySizes`."""
-    binds = [
-        (i, len(check.leaf.shape), [(dim, symbol.name, symbol.minimum, symbol.maximum) for dim, symbol in check.binds])
-        for i, check in call.inputs.binding
-        if isinstance(check, TensorCheck)
-    ]
-    return binds, call.method.constraints
 
 
 def obstacle(call: MethodCall, library: CallLibrary) -> str:
@@ -136,163 +134,19 @@ def _is_short(graph: Any, library: CallLibrary) -> bool:
     return isinstance(graph, AotiExecutable) and library.outputs(graph.run) <= max(graph.positions[1], default=-1)
 
 
-def describe(call: MethodCall) -> dict[str, Any]:
-    """The argument of :meth:`CallLibrary.make` (spec/targets.md), for all sizes (:mod:`..devices.call_sizes`)."""
-    method, state = call.method, call.state.expected
-    names = {name: len(method.leaves) + i for i, name in enumerate(state)}
-    constants = [primal.name for primal in method.primals if isinstance(primal, schema.ConstantPrimal)]
-    stored = {name: len(method.leaves) + len(state) + i for i, name in enumerate(constants)}
-    leaves = zip(method.leaves, call.inputs.checks, strict=True)
-    return {
-        "undetermined": not method.deterministic,
-        "leaves": [_leaf(leaf, check) for leaf, check in leaves],
-        "state": [_tensor(e.dtype, e.shape, e.stride, refuses_gradient=e.frozen) for e in state.values()],
-        "names": list(state),
-        "ties": call.state.ties,
-        "constants": [call.constants[name] for name in constants],
-        "primals": [_primal_index(primal, names, stored) for primal in method.primals],
-        "apart": [] if call.memory is None else _separate_memory(call.memory, names),
-        "written": [leaf for leaf, _ in call.written_leaves.leaves],
-        "forward": _executable(call.forward),
-        "unviewed": call.own,
-        "differentiable": None if call.differentiable is None else _differentiable(call.differentiable, method),
-        "mutations": [(m.primal, m.output, m.hidden_from_autograd, m.unversioned) for m in method.mutations],
-        "touched": method.touched,
-        "results": [_result(result) for result in method.results],
-    }
-
-
-def _primal_index(primal: schema.Primal, names: Mapping[str, int], constants: Mapping[str, int]) -> int:
-    """Index of a primal among leaves, state and constants."""
-    if isinstance(primal, schema.InputPrimal):
-        return primal.leaf
-    assert isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal, schema.ConstantPrimal))
-    return constants[primal.name] if isinstance(primal, schema.ConstantPrimal) else names[primal.name]
-
-
-def _leaf(leaf: schema.InputLeaf, check: Any) -> dict[str, Any]:
-    if isinstance(leaf, schema.ConstantLeaf):
-        return {"constant": literal(leaf.value)}
-    assert isinstance(leaf, schema.TensorLeaf)
-    return _tensor(check.dtype, leaf.shape, leaf.stride, refuses_gradient=not check.requires_grad)
-
-
-def _tensor(
-    dtype: torch.dtype, shape: Sequence[schema.Dim], stride: Sequence[schema.Dim] | None, *, refuses_gradient: bool
-) -> dict[str, Any]:
-    strides = None if stride is None else list(stride)
-    return {"dtype": dtype, "shape": list(shape), "stride": strides, "refuses_gradient": refuses_gradient}
-
-
-def _separate_memory(memory: Memory, indices: Mapping[str, int]) -> list[tuple[int, int]]:
-    return [*memory.overlap, *[(leaf, indices[name]) for leaf, items in memory.state for name, _, _ in items]]
-
-
-def _executable(executable: Any) -> dict[str, Any]:
-    """Code that the library runs itself, or a Python function."""
-    if isinstance(executable, AotiSequence):
-        parts = {name: _executable(part) for name, part in executable.parts.items()}
-        return {"sequence": sequence_of(executable, parts)}
-    if isinstance(executable, AotiExecutable):
-        inputs, outputs = executable.positions
-        return {"run": executable.run, "inputs": inputs, "outputs": outputs, "failed": executable.fail}
-    return {"run": executable, "inputs": None, "outputs": None, "failed": None}
-
-
-def sequence_of(executable: AotiSequence, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """How to run a graph in ``parts``, which are described by name."""
-    indices = {name: i for i, name in enumerate(parts)}
-    return {
-        "parts": list(parts.values()),
-        "unused": executable.unused,
-        "calls": [(indices[name], *numbers) for name, *numbers in executable.calls],
-        "outputs": executable.outputs,
-    }
-
-
-def _differentiable(differentiable: Differentiable, method: schema.Method) -> dict[str, Any]:
-    from .names import saved_names  # not at a recorded start
-
-    assert method.backward is not None
-    saved = method.backward.saved
-    sizes = [(i, s.expr) for i, s in enumerate(saved) if isinstance(s, schema.SavedSize)]
-    carriers = {i: number for number, (i, _) in enumerate(sizes)}
-    tangents = zip(differentiable.tangents, method.backward.tangents, differentiable.sources, strict=True)
-    return {
-        "executable": _executable(differentiable.backward),
-        "visible": differentiable.visible,
-        "plain": differentiable.non_differentiable,
-        "saved": [("constant", carriers[i]) if i in carriers else _saved(item) for i, item in enumerate(saved)],
-        "sizes": sizes,
-        "tangents": [
-            {
-                "position": tangent.position,
-                "dtype": tangent.dtype,
-                "shape": list(described.shape),
-                "stride": tangent.memory_format if described.stride is None else list(described.stride),
-                "sources": list(sources),
-            }
-            for tangent, described, sources in tangents
-        ],
-        "gradients": [-1 if position is None else position for position in differentiable.gradients],
-        "depends": [sorted(tangents) for tangents in differentiable.depends],
-        "detached": differentiable.detached,
-        "donated": getattr(differentiable.backward, "donated", []),
-        "between": _between(differentiable, method),
-        "changed": [f"{CHANGED}{name}" for name in saved_names(method)],
-    }
-
-
-def _between(differentiable: Differentiable, method: schema.Method) -> list[tuple[int, int, str]]:
-    """Positions of visible outputs of which the first is computed from the second, and what to say."""
-    positions = {output: i for i, output in enumerate(differentiable.visible)}
-    return [
-        (positions[result], positions[source], f"{BETWEEN}{source_path}\n{path}")
-        for result, source, source_path, path in pairs_of_outputs(method) or ()
-    ]
-
-
-def _saved(item: schema.Saved) -> tuple[str, int]:
-    if isinstance(item, schema.SavedPrimal):
-        return "primal", item.primal
-    assert isinstance(item, schema.SavedOutput)
-    return "checked" if item.check_version else "unchecked", item.output
-
-
-def _result(result: schema.Result) -> tuple[str, Any]:
-    if isinstance(result, schema.InputResult):
-        return "primal", result.primal
-    if isinstance(result, schema.AliasResult):  # its base
-        return ("primal", result.primal) if result.primal is not None else ("output", result.output)
-    if isinstance(result, schema.ConstantResult):
-        return "constant", literal(result.value)
-    if isinstance(result, schema.SizeResult):
-        return "size", result.expr
-    assert isinstance(result, schema.FreshResult)
-    return "output", result.output
-
-
-def refuse(what: str, concerned: torch.Tensor | dict[int, Any] | None) -> None:
-    """Raise the same error as the Python path does in a backward. The library calls this.
-
-    ``concerned``: the gradient that is refused, or the hooks on a result. Hooks that are not the
-    caller's are no error.
-    """
+def refuse(reason: int, names: list[str], gradient: torch.Tensor | None) -> None:
+    """Raise the same error as the Python path does in a backward. The library calls this."""
     from .refused_gradients import batched_gradient_error, changed_error, graph_freed_error, higher_order_error
 
-    if what.startswith(CHANGED):
-        raise changed_error(what.removeprefix(CHANGED))
-    if what.startswith(BETWEEN):
-        if isinstance(concerned, dict) and not has_hooks_of_caller(concerned):
-            return
-        raise between_error(*what.removeprefix(BETWEEN).split("\n"))
-    errors: dict[str, Callable[[], AutogradError]] = {
-        "second derivative": lambda: higher_order_error("first"),
-        "released": graph_freed_error,
-        "gradient": batched_gradient_error,
-        "compiled autograd": _called_outside,
+    errors: dict[Refusal, Callable[..., AutogradError]] = {
+        Refusal.SECOND_DERIVATIVE: lambda: higher_order_error("first"),
+        Refusal.RELEASED: graph_freed_error,
+        Refusal.COMPILED_AUTOGRAD: _called_outside,
+        Refusal.UNREADABLE_GRADIENT: batched_gradient_error,
+        Refusal.DERIVED_OUTPUT: between_error,
+        Refusal.CHANGED_IN_PLACE: changed_error,
     }
-    raise errors[what]()
+    raise errors[Refusal(reason)](*names)
 
 
 def _called_outside() -> AutogradError:

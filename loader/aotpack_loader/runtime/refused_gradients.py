@@ -1,6 +1,6 @@
 """Gradients that a bundle does not compute: their errors, and the node that raises one when a gradient is asked for.
 
-``call.cpp`` has twins of functions here.
+``csrc/`` has twins of functions here.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A call is one node of autograd, so ``loss.backward()`` does not pass ``logits`` of the same call. A
 hook on ``logits`` would see nothing, and ``logits.grad`` would stay None.
 
-``call.cpp`` has twins of functions here.
+``csrc/`` has twins of functions here.
 """
 
 from __future__ import annotations

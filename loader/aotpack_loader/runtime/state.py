@@ -1,6 +1,6 @@
 """Checks at every call that the module's parameters and buffers still match what the code assumes.
 
-``call.cpp`` has twins of functions here.
+``csrc/`` has twins of functions here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """View replay: rebuilds an aliased result from its base, with the autograd history and storage of eager.
 
-``call.cpp`` has twins of functions here.
+``csrc/`` has twins of functions here.
 """
 
 from __future__ import annotations

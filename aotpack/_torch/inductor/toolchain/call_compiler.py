@@ -1,4 +1,4 @@
-"""Compiles ``call.cpp``, the call library, against torch's headers.
+"""Compiles the call library, whose sources are the loader's, against torch's headers.
 
 All bundles of one torch and Python share the file.
 """
@@ -13,9 +13,10 @@ from pathlib import Path
 
 import torch
 
-from . import CSRC
+import aotpack_loader
 
-SOURCE = CSRC / "call.cpp"
+CSRC = Path(aotpack_loader.__file__).parent / "csrc"
+_SOURCE = CSRC / "call.cpp"
 _TORCH = Path(torch.__file__).parent
 _FLAGS = (
     "-std=c++20",
@@ -27,6 +28,11 @@ _FLAGS = (
     "-Wl,--build-id=none",
     "-Wl,-Bsymbolic-functions",
 )
+
+
+def call_library_source() -> bytes:
+    """The sources of the library, one after the other."""
+    return b"".join(path.name.encode() + b"\n" + path.read_bytes() for path in sorted(CSRC.iterdir()))
 
 
 def call_library_fingerprint() -> dict[str, str]:
@@ -45,6 +51,6 @@ def compile_call_library(output: Path) -> None:
     for include in (_TORCH / "include", _TORCH / "include/torch/csrc/api/include", Path(sysconfig.get_path("include"))):
         command += ["-isystem", os.fspath(include)]
     # The file contains no path of this machine: its bytes are the same everywhere.
-    command += [f"-ffile-prefix-map={_TORCH / 'include'}=torch/include", f"-ffile-prefix-map={SOURCE.parent}=."]
-    command += [os.fspath(SOURCE), "-o", os.fspath(output), f"-L{_TORCH / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"]
+    command += [f"-ffile-prefix-map={_TORCH / 'include'}=torch/include", f"-ffile-prefix-map={CSRC}=."]
+    command += [os.fspath(_SOURCE), "-o", os.fspath(output), f"-L{_TORCH / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"]
     subprocess.run(command, check=True, capture_output=True, text=True)

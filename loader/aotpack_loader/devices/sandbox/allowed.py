@@ -3,7 +3,7 @@
 They are data, for other loaders too: ``allowed.json``, which spec/security.md describes. An operator is listed once, under
 its rules. The fuzzer ``scripts/fuzz operators`` calls each of them with arguments that do not agree, under guard pages.
 
-Not listed, beside what no bundle may use (:mod:`.operators`):
+Not listed, beside what no bundle may use (:mod:`..operators`):
 
 * kernels that take opaque or packed data: ``mkldnn_rnn_layer_backward`` with its workspace, quantised and sparse tensors,
   ``_transformer_encoder_layer_fwd``;

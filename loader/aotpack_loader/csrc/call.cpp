@@ -1,0 +1,8 @@
+// The call library in one unit: most of the time to compile it is that of torch's headers.
+
+#include "autograd.cpp"
+#include "method.cpp"
+
+#include "document.cpp"
+
+#include "python.cpp"
