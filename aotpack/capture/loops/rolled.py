@@ -218,7 +218,7 @@ class _Scan:
         items, dim = user.args[0], user.args[1] if len(user.args) > 1 else user.kwargs.get("dim", 0)
         if not isinstance(items, (list, tuple)) or type(dim) is not int or user.kwargs.keys() - {"dim"}:
             return
-        here = [places[item] for item in items if item in places]
+        here = [places[item] for item in items if isinstance(item, Node) and item in places]
         if not here or _all_iterations(here, count)[0] not in stacked:
             return
         parts: list[Node] = []

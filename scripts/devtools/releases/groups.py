@@ -87,7 +87,9 @@ GROUPS = (
         ("tests/test_cpu_target.py", "tests/conformance/test_compiled_later.py"),
         slow=True,
     ),
-    Group("call-library", "loader", "Call library", _files("native_call native_document native_reader result_sources"), slow=True),
+    Group(
+        "call-library", "loader", "Call library", _files("native_call native_document native_reader result_sources"), slow=True
+    ),
     Group("front-end-dynamo", "builder", "Front end `dynamo`", _FRONT_ENDS, keyword="dynamo"),
     Group("front-end-export", "builder", "Front end `export`", _FRONT_ENDS, keyword="export"),
     Group("front-end-trace", "builder", "Front end `trace`", _FRONT_ENDS, keyword="trace"),
