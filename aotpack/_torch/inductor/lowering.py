@@ -317,7 +317,8 @@ class _WatchedGraph(GraphLowering):
         return as_in_eager(result, n.meta["val"].stride()) if n in self._shown or n in self.converted else result
 
     def call_function(self, target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        return super().call_function(target, with_numbers(self.current_node, args), kwargs)
+        lower = super().call_function
+        return with_numbers(self.current_node, args, lambda args: lower(target, args, kwargs))
 
     @functools.cached_property
     def _shown(self) -> set[torch.fx.Node]:

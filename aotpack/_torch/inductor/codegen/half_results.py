@@ -6,6 +6,7 @@ False where eager's is True. Here each node's result is rounded. What one node c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -39,14 +40,15 @@ def rounded(node: Node, result: Any) -> Any:
     return ir.Pointwise.create(device=data.device, dtype=data.dtype, inner_fn=inner, ranges=list(data.ranges))
 
 
-def with_numbers(node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of ``node`` in float32, if it combines a half type with a number."""
+def with_numbers(node: Node, args: tuple[Any, ...], call: Callable[[tuple[Any, ...]], Any]) -> Any:
+    """What ``call`` makes of the arguments of ``node``: in float32, if it combines a half type with a number."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype not in _HALVES or _name(node) not in _KEEPS_NUMBERS:
-        return args
+        return call(args)
     if node.kwargs or len(args) != 2 or not any(map(_is_number, args)):
-        return args
-    return tuple(lowering.to_dtype(arg, torch.float32) if isinstance(arg, ir.IRNode) else arg for arg in args)
+        return call(args)
+    widened = tuple(lowering.to_dtype(arg, torch.float32) if isinstance(arg, ir.TensorBox) else arg for arg in args)
+    return lowering.to_dtype(call(widened), value.dtype)
 
 
 def _is_number(arg: Any) -> bool:
