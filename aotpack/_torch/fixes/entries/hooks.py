@@ -257,6 +257,7 @@ HOOKS = (
         patches=(
             "torch._inductor.graph.GraphLowering.placeholder",
             "torch._inductor.graph.GraphLowering.run_node",
+            "torch._inductor.graph.GraphLowering.call_function",
             "torch._inductor.graph.GraphLowering.find_nodes_prefer_channels_last",
             "torch._inductor.graph.GraphLowering.codegen_with_cpp_wrapper",
             "torch._inductor.compile_fx.compile_fx_aot",
