@@ -31,6 +31,7 @@ from ..tracing.eager_kernels import eager_kernels_called
 from .codegen.broadcasts import costly_operands_stored, stored_if_pooled
 from .codegen.early_frees import buffers_freed_early
 from .codegen.events import kernel_events
+from .codegen.half_results import rounded, with_numbers
 from .codegen.in_place_sums import added_in_place
 from .codegen.memory_order import memory_freed_early
 from .codegen.parallel_loops import loops_worth_their_threads
@@ -310,10 +311,14 @@ class _WatchedGraph(GraphLowering):
         self.lowering.working = [n]
         in_its_layout = attribute_set(self, "layout_opt", False) if n in self.contiguous else contextlib.nullcontext()
         with in_its_layout:
-            result = stored_if_pooled(n, stored_if_residual(n, super().run_node(n)))
+            result = stored_if_pooled(n, stored_if_residual(n, rounded(n, super().run_node(n))))
         if n.op == "placeholder":
             return channels_last(result) if n in self.nodes_prefer_channels_last else result
         return as_in_eager(result, n.meta["val"].stride()) if n in self._shown or n in self.converted else result
+
+    def call_function(self, target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        lower = super().call_function
+        return with_numbers(self.current_node, args, lambda args: lower(target, args, kwargs))
 
     @functools.cached_property
     def _shown(self) -> set[torch.fx.Node]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch._decomp.decompositions import pw_cast_for_opmath
 from torch._prims_common import suggest_memory_format
 
 from ..api import rows
@@ -24,12 +25,31 @@ _PIECE: Final = 2**19
 """Elements of a product that a processor's cache holds."""
 _PIECES: Final = 8
 """The largest number of pieces: each is code of its own."""
+_HALVES: Final = (torch.bfloat16, torch.float16)
+_IN_STEPS: Final = ("hann_window", "linspace")
+"""Operators that eager computes in half precision step by step. torch's rules round once, at the end."""
 
 
 def adapted(table: Rules) -> Rules:
     """Inductor's rules without those of operators that Inductor must see whole, and with ours."""
     whole = {*rows.KEPT, *eager_kernels.KEPT_WHOLE, *_SUMS}
-    return {operator: rule for operator, rule in table.items() if operator not in whole} | dict(_OWN)
+    rules = {operator: rule for operator, rule in table.items() if operator not in whole}
+    in_steps = {operator: _unless_half(rule) for operator, rule in rules.items() if _name(operator) in _IN_STEPS}
+    return {**rules, **in_steps, **_OWN}
+
+
+def _name(operator: Any) -> str:
+    return str(operator.__name__).partition(".")[0]
+
+
+def _unless_half(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """``rule``, and eager's kernel for results in half precision."""
+
+    def ruled(*args: Any, dtype: torch.dtype | None = None, **how: Any) -> Any:
+        is_half = (dtype or torch.get_default_dtype()) in _HALVES
+        return NotImplemented if is_half else rule(*args, dtype=dtype, **how)
+
+    return ruled
 
 
 def _eye(
@@ -75,6 +95,7 @@ def _remainder(x: torch.Tensor, divisor: Any) -> Any:
     return torch.where(rest * torch.ones_like(divisor).copysign(divisor) < 0, rest + divisor, rest)
 
 
+@pw_cast_for_opmath
 def _elu_backward(
     gradient: torch.Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: torch.Tensor
 ) -> torch.Tensor:
@@ -90,15 +111,17 @@ def _within(gradient: torch.Tensor, x: torch.Tensor, low: float, high: float) ->
 
 
 def _outside(gradient: torch.Tensor, x: torch.Tensor, bound: float) -> torch.Tensor:
-    """The gradient of ``softshrink``, which is zero where ``x`` is NaN, as in eager's vectors."""
+    """The gradient of ``hardshrink`` and ``softshrink``, which is zero where ``x`` is NaN, as in eager's vectors."""
     return torch.where((x < -bound) | (x > bound), gradient, 0)
 
 
+@pw_cast_for_opmath
 def _hardswish_backward(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The gradient of ``hardswish``, which is NaN where ``x`` is."""
     return gradient * torch.where(x <= -3, 0, torch.where(x >= 3, 1, x / 3 + 0.5))
 
 
+@pw_cast_for_opmath
 def _smooth_l1_loss_backward(
     gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> torch.Tensor:
@@ -107,6 +130,14 @@ def _smooth_l1_loss_backward(
     norm = gradient / difference.numel() if reduction == 1 else gradient
     slope = torch.where(difference.abs() >= beta, torch.sign(difference), difference / beta if beta else difference)
     return norm * slope
+
+
+@pw_cast_for_opmath
+def _soft_margin_loss_backward(gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> torch.Tensor:
+    """The gradient of ``soft_margin_loss`` by eager's formula, which is NaN where the exponential is infinite."""
+    power = torch.exp(-target * x)
+    slope = -target * power / (power + 1) * gradient
+    return slope / x.numel() if reduction == 1 else slope
 
 
 def _pow(x: torch.Tensor, exponent: Any) -> Any:
@@ -178,7 +209,9 @@ _OWN: Rules = {
     torch.ops.aten._trilinear.default: _trilinear,
     torch.ops.aten.elu_backward.default: _elu_backward,
     torch.ops.aten.hardtanh_backward.default: _within,
+    torch.ops.aten.hardshrink_backward.default: _outside,
     torch.ops.aten.softshrink_backward.default: _outside,
+    torch.ops.aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     torch.ops.aten.hardswish_backward.default: _hardswish_backward,
     torch.ops.aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
     torch.ops.aten.index_fill.int_Scalar: _index_fill,

@@ -7,6 +7,9 @@ of 5 by 5 at each element takes three times as long as eager's kernel; windows t
 long. The gradient of ``max_pool2d`` is an addition by index, which takes twice as long for channels-last images.
 ``fold`` is one, too. ``unfold`` is generated, but by a shorter rule than torch's. ``erfinv`` has no vectors in
 generated code.
+
+Two are called for their values: ``adaptive_max_pool2d``, whose generated code does not find NaN, and ``nextafter`` in
+half precision, which generated code computes in float32.
 """
 
 from __future__ import annotations
@@ -92,8 +95,10 @@ def eager_kernels_called() -> Iterator[None]:
     calls |= {operator: _call_on_channels_last(operator) for operator in _ON_CHANNELS_LAST}
     calls |= {
         _aten.avg_pool2d_backward.default: _averages_backward(),
+        _aten.adaptive_max_pool2d.default: _call(_aten.adaptive_max_pool2d.default),
         _aten.im2col.default: _windows,
         _aten.max_pool2d_with_indices_backward.default: _maxima_backward(),
+        _aten.nextafter.default: _next_numbers(),
     }
     with unruled(KEPT_WHOLE), with_items("inductor-eager-kernels", lowering, "lowerings", calls):
         yield
@@ -171,6 +176,18 @@ def _is_read_once(node: Node) -> bool:
         if node.target not in _VIEWS:
             return True
     return False
+
+
+def _next_numbers() -> Callable[..., Any]:
+    """``nextafter``: a call in half precision."""
+    operator = _aten.nextafter.default
+    generated: Callable[..., Any] = lowering.lowerings[operator]
+    call = _call(operator)
+
+    def lowered(x: Any, other: Any) -> Any:
+        return (call if x.get_dtype() in (torch.bfloat16, torch.float16) else generated)(x, other)
+
+    return lowered
 
 
 def _maxima_backward() -> Callable[..., Any]:

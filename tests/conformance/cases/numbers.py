@@ -93,6 +93,48 @@ def cross_entropy(p: Tensor, target: Tensor) -> Tensor:
     return F.binary_cross_entropy(p.sigmoid(), target)
 
 
+def half_results(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """What rounds, overflows or underflows in half precision, read by what shows it. Numbers are no halves in products."""
+    h, b = y.half(), y.bfloat16()
+    products = (h * h).isinf(), (h * 1e-5 * 1e5).float() * 1e4, (h * 65536.0 / 65536.0).isinf(), ((h * h) / 300).isfinite()
+    sums = (h + 1e-4) > h, ((h * 3.3) * 1.7 - h).float() * 1e3, (b + 0.1 - 0.3).float() * 1e3
+    steps = (b / 3).floor(), (b * 100).to(torch.int64), torch.nextafter(b * 3, b * 4) == b * 3, b.view(3, -1).sum(-1) * 3 == b[:3]
+    return x * products[0], *products, *sums, *steps
+
+
+def half_gradients(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return F.elu(x, 0.3), F.selu(x), F.hardswish(x), F.smooth_l1_loss(x, x * 0.3, beta=0.3), F.elu(y, 0.3), F.hardswish(y)
+
+
+def half_sequences(x: Tensor) -> tuple[Tensor, ...]:
+    """Sequences that eager computes step by step in half precision."""
+    found = [
+        sequence(dtype)
+        for dtype in (torch.float16, torch.bfloat16)
+        for sequence in (
+            lambda dtype: torch.linspace(0, 1, 4, dtype=dtype),
+            lambda dtype: torch.linspace(-3, 7, 37, dtype=dtype),
+            lambda dtype: torch.hann_window(40, dtype=dtype),
+            lambda dtype: torch.hamming_window(40, dtype=dtype),
+            lambda dtype: torch.arange(0, 5, 0.13, dtype=dtype),
+        )
+    ]
+    return tuple(x * sequence.float() * 1e4 for sequence in found)
+
+
+def shrunk(x: Tensor) -> Tensor:
+    return F.hardshrink(x, 0.3)
+
+
+def pools_at_nan(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return F.adaptive_max_pool1d(x, 3), F.adaptive_max_pool1d(x, 2), F.adaptive_max_pool2d(y, 3)
+
+
+def large_margins(x: Tensor) -> tuple[Tensor, ...]:
+    signs = torch.ones_like(x).cumsum(-1) % 2 * 2 - 1
+    return F.soft_margin_loss(x, signs), F.soft_margin_loss(x, signs, reduction="none")
+
+
 def view_and_detached(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x.sin()
     return y.view(-1), y.detach()
@@ -115,6 +157,8 @@ _NAN, _INF = float("nan"), float("inf")
 _SPECIAL = torch.tensor(
     [[_NAN] * 8, [_INF, -_INF, 0.0, -0.0, 3.0, -3.0, 1.0, -1.0], [1e30, -1e30, 1e-30, -1e-30, 6, 7, 2.9, -2.9]] * 2
 )
+_HALVES = torch.cat([torch.linspace(-9.7, 9.9, 62), torch.tensor([300.0, -256.0, 1e-4, 3e-8])])
+_ONE_NAN = torch.where(torch.arange(84) == 23, _NAN, torch.linspace(-1, 1, 84)).reshape(12, 7)
 _AT_THRESHOLD = torch.tensor([0.3, 0.31, 0.2, 0.5])
 _REFUSED: dict[str, tuple[Callable[..., object], tuple[Tensor, ...], str]] = {
     "celu, alpha 0": (lambda x: F.celu(x, 0.0), (torch.ones(3),), "alpha cannot be 0"),
@@ -165,6 +209,12 @@ CASES: list[Case] = [
             ("range of std", deviations, [g(5, 9)]),
             ("thresholds of half precision", thresholds, [_leaf(_AT_THRESHOLD.bfloat16()), _leaf(_AT_THRESHOLD.half())]),
             ("negative numbers to unsigned ones", unsigned, [const(torch.linspace(-3.5, 90.0, 35))]),
+            ("results in half precision", half_results, [g(66), const(_HALVES)]),
+            ("sequences in half precision", half_sequences, [g(1)]),
+            ("gradients in half precision", half_gradients, [_leaf(_HALVES.bfloat16()), _leaf(_HALVES.half())]),
+            ("hardshrink of NaN", shrunk, [_leaf(_SPECIAL.repeat(1, 4))]),
+            ("pools of NaN", pools_at_nan, [_leaf(_ONE_NAN), _leaf(_ONE_NAN.reshape(1, 2, 6, 7))]),
+            ("margins out of range", large_margins, [_leaf(torch.linspace(-300.0, 300.0, 35))]),
             ("a view beside what is detached", view_and_detached, [g(2, 4)]),
             ("views beside what is detached", views_and_detached, [g(2, 4)]),
         )

@@ -257,6 +257,7 @@ HOOKS = (
         patches=(
             "torch._inductor.graph.GraphLowering.placeholder",
             "torch._inductor.graph.GraphLowering.run_node",
+            "torch._inductor.graph.GraphLowering.call_function",
             "torch._inductor.graph.GraphLowering.find_nodes_prefer_channels_last",
             "torch._inductor.graph.GraphLowering.codegen_with_cpp_wrapper",
             "torch._inductor.compile_fx.compile_fx_aot",
@@ -313,6 +314,7 @@ HOOKS = (
         patches=(
             "torch._inductor.lowering.lowerings[aten._adaptive_avg_pool2d_backward.default]",
             "torch._inductor.lowering.lowerings[aten._adaptive_avg_pool3d_backward.default]",
+            "torch._inductor.lowering.lowerings[aten.adaptive_max_pool2d.default]",
             "torch._inductor.lowering.lowerings[aten.adaptive_max_pool2d_backward.default]",
             "torch._inductor.lowering.lowerings[aten.adaptive_max_pool3d_backward.default]",
             "torch._inductor.lowering.lowerings[aten.avg_pool2d_backward.default]",
@@ -320,6 +322,7 @@ HOOKS = (
             "torch._inductor.lowering.lowerings[aten.erfinv.default]",
             "torch._inductor.lowering.lowerings[aten.max_pool2d_with_indices_backward.default]",
             "torch._inductor.lowering.lowerings[aten.max_pool3d_with_indices_backward.default]",
+            "torch._inductor.lowering.lowerings[aten.nextafter.default]",
             "torch.ops.aten.upsample_bilinear2d.default",
             "torch.ops.aten.upsample_bilinear2d.vec",
             "torch.ops.aten.upsample_bicubic2d.default",
