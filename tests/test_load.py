@@ -18,8 +18,7 @@ from torch import nn
 
 import aotpack
 from aotpack_loader.archive.bundle import Bundle
-from aotpack_loader.devices import allowed, cpuinfo, direct, operators
-from aotpack_loader.devices.portable import PortableExecutable
+from aotpack_loader.devices import cpuinfo
 from aotpack_loader.errors import (
     AotpackError,
     BundleNotFoundError,
@@ -30,7 +29,6 @@ from aotpack_loader.errors import (
     TrustError,
     UnsupportedVersionError,
 )
-from aotpack_loader.format import schema
 
 
 class Varied(nn.Module):
@@ -474,65 +472,3 @@ def test_what_a_step_frees_is_there_for_the_next(
     loading = WHERE.format(load="load(sys.argv[1])")
     assert fresh_process(loading, tiny_bundle, from_nothing=True)
     assert not fresh_process(loading, tiny_bundle, MALLOC_TRIM_THRESHOLD_="131072", from_nothing=True)
-
-
-def test_functions_of_torch_are_the_operators() -> None:
-    """Each function gives what its operator gives, refuses None, and needs no rule for untrusted bundles."""
-    x, mask = torch.randn(2, 3, 3), torch.tensor([True, False, True])
-    sizes: dict[str, tuple[Any, ...]] = {
-        "aten.add.Tensor": (x, 2.5),
-        "aten.addmm.default": (x[0, 0], x[0], x[1]),
-        "aten.bmm.default": (x, x),
-        "aten.div.Tensor": (x, 3),
-        "aten.mm.default": (x[0], x[1]),
-        "aten.mul.Tensor": (x, x[0]),
-        "aten.permute.default": (x, [2, 0, 1]),
-        "aten.sub.Tensor": (x, x[1]),
-        "aten.sum.dim_IntList": (x, [0, -1], True),
-        "aten.t.default": (x[0],),
-        "aten.transpose.int": (x, 0, -1),
-        "aten.unsqueeze.default": (x, 1),
-        "aten.view.default": (x, [3, -1]),
-        "aten.where.self": (mask, x, x[0]),
-    }
-    for name, function in direct.FUNCTIONS.items():
-        args = sizes.get(name, (x,))
-        found, expected = function(*args), operators.resolve(name)(*args)
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, msg=name)
-        assert (found.stride(), found._is_view()) == (expected.stride(), expected._is_view()), name
-        assert allowed.OPERATORS[name] == (), name
-        with pytest.raises((TypeError, RuntimeError)):
-            function(None, *args[1:])
-
-
-def test_equal_values_are_computed_once() -> None:
-    """``detach`` and double transposes are left out. Results stay, unless they are new products."""
-
-    def graph(outputs: str, **nodes: tuple[str, str]) -> schema.Graph:
-        value = schema.TensorValue(dtype="float32", shape=[3, 3], stride=[3, 1])
-        made = [
-            schema.Node(name, f"aten.{op}", [schema.ValueRef(each) for each in args.split()], value)
-            for name, (op, args) in nodes.items()
-        ]
-        return schema.Graph(["x"], [value], made, [schema.ValueRef(name) for name in outputs.split()])
-
-    detach, t, mm, relu = "detach.default", "t.default", "mm.default", "relu.default"
-    graphs = {
-        "chain": (graph("r", a=(detach, "x"), b=(detach, "a"), r=(relu, "b")), 1),
-        "a result": (graph("a", a=(detach, "x")), 1),
-        "twice": (graph("r", a=(t, "x"), b=(t, "a"), r=(relu, "b")), 1),
-        "twice, read": (graph("r s", a=(t, "x"), b=(t, "a"), r=(relu, "b"), s=(relu, "a")), 3),
-        "three times": (graph("r", a=(t, "x"), b=(t, "a"), c=(t, "b"), r=(relu, "c")), 2),
-        "a product": (graph("b", m=(mm, "x x"), a=(t, "m"), b=(t, "a")), 1),
-        "a product, read": (graph("b m", m=(mm, "x x"), a=(t, "m"), b=(t, "a")), 3),
-    }
-    x = torch.randn(3, 3)
-    for name, (each, count) in graphs.items():
-        runs = PortableExecutable(each, torch.device("cpu"))
-        assert len(runs._program) == count, name
-        values = {"x": x}
-        for node in each.nodes:
-            values[node.name] = operators.resolve(node.op)(*(values[arg.name] for arg in node.args))  # type: ignore[union-attr]
-        for found, output in zip(runs([x]), each.outputs, strict=True):
-            assert torch.equal(found, values[output.name]), name  # type: ignore[union-attr]
-            assert found.stride() == values[output.name].stride(), name  # type: ignore[union-attr]

@@ -17,9 +17,7 @@ from ..errors import CorruptBundleError
 from ..format import schema
 from . import operators
 from .base import CpuDevice
-from .direct import FUNCTIONS
 from .literals import literal
-from .same_values import names, same_values
 
 if TYPE_CHECKING:
     from .call_library import CallLibrary
@@ -47,13 +45,10 @@ class PortableExecutable:
         self._count_inputs = len(graph.inputs)
         for node in graph.nodes:
             self._slots[node.name] = len(self._slots)
-        self._same = same_values(graph)
         last_use = self._last_uses(graph)
         self._rest: list[Any] = [None] * len(graph.nodes)
         """The slots after those of the inputs: results of the nodes, then constants."""
-        instructions = [self._instruction(node, declared, last_use) for node in graph.nodes]  # also checks those left out
-        self._computed = [i for i, node in enumerate(graph.nodes) if node.name not in self._same]
-        self._program = [instructions[i] for i in self._computed]
+        self._program = [self._instruction(node, declared, last_use) for node in graph.nodes]
         self._unused = last_use.get("", [])
         self._outputs = self._list_builder(graph.outputs)
         self.event_names: Callable[[], list[str]] | None = None
@@ -86,8 +81,8 @@ class PortableExecutable:
     def _program_with_events(self) -> list[Any]:
         """The instructions, each inside an event of torch's profiler."""
         if not self._with_events and self.event_names is not None:
-            events = self.event_names()
-            steps = zip(self._program, [events[i] for i in self._computed], strict=True)
+            names = self.event_names()
+            steps = zip(self._program, names, strict=True)
             self._with_events = [(profiled(step[0], name), *step[1:]) if name else step for step, name in steps]
         return self._with_events
 
@@ -99,25 +94,17 @@ class PortableExecutable:
 
     def _last_uses(self, graph: schema.Graph) -> dict[str, list[int]]:
         """For each node name the slots that are not read after it; under the empty name, inputs that are never read."""
-        seen = self._read(graph.outputs)
+        seen = set(_names(graph.outputs))
         ends: dict[str, list[int]] = {}
         for node in reversed(graph.nodes):
-            if node.name in self._same:
-                ends[node.name] = []
-                continue
-            used = (self._read([*node.args, *node.kwargs.values()]) | {node.name}) - seen
+            used = {*_names(node.args), *_names(list(node.kwargs.values())), node.name} - seen
             ends[node.name] = [self._slots[name] for name in used if name in self._slots]
             seen |= used
         ends[""] = [self._slots[name] for name in graph.inputs if name not in seen]
         return ends
 
-    def _read(self, args: list[Any]) -> set[str]:
-        """Names of the values that ``args`` read, of equal ones the one that is computed."""
-        return {self._same.get(name, name) for name in names(args)}
-
     def _instruction(self, node: schema.Node, declared: Collection[str], last_use: dict[str, list[int]]) -> Any:
-        function = None if node.kwargs else FUNCTIONS.get(node.op)
-        function = function or self._implementation(node, declared)
+        function = self._implementation(node, declared)
         operators.check_arguments(node, declared)
         args = self._argument_reader(node.args)
         kwargs = self._dict_builder(node.kwargs) if node.kwargs else None
@@ -125,7 +112,7 @@ class PortableExecutable:
 
     def _argument_reader(self, args: list[Any]) -> Callable[[_Slots], Sequence[Any]]:
         """A function that reads the arguments of a node. Constants have slots, too, so that one call in C reads most nodes'."""
-        if not args or any(isinstance(arg, list) and any(names(arg)) for arg in args):
+        if not args or any(isinstance(arg, list) and any(_names(arg)) for arg in args):
             return self._list_builder(args)
         slots = [self._slot_of(arg) for arg in args]
         return itemgetter(*slots) if len(slots) > 1 else itemgetter(slice(slots[0], slots[0] + 1))
@@ -137,14 +124,13 @@ class PortableExecutable:
         return self._count_inputs + len(self._rest) - 1
 
     def _slot(self, arg: schema.ValueRef) -> int:
-        name = self._same.get(arg.name) or arg.name
-        if name not in self._slots:
+        if arg.name not in self._slots:
             raise CorruptBundleError(f"A graph uses the value {arg.name!r}, which it does not define.")
-        return self._slots[name]
+        return self._slots[arg.name]
 
     def _list_builder(self, args: list[Any]) -> Callable[[_Slots], list[Any]]:
         """A function that builds the argument list from the slots. Constant parts are made once."""
-        if not any(names(args)):
+        if not any(_names(args)):
             constant = [self._constant(arg) for arg in args]
             return lambda slots: constant
         parts = [self._builder(arg) for arg in args]
@@ -158,7 +144,7 @@ class PortableExecutable:
         """``(reader, None)`` for an argument that depends on slots, ``(None, value)`` for a constant."""
         if isinstance(arg, schema.ValueRef):
             return itemgetter(self._slot(arg)), None
-        if isinstance(arg, list) and any(names(arg)):
+        if isinstance(arg, list) and any(_names(arg)):
             return self._list_builder(arg), None
         return None, self._constant(arg)
 
@@ -203,6 +189,17 @@ class UntrustedExecutable(PortableExecutable):
 
     def _implementation(self, node: schema.Node, declared: Collection[str]) -> Callable[..., Any]:
         return self._implement(node.op, declared)
+
+
+def _names(args: list[Any]) -> list[str]:
+    """Names of the values read by ``args``."""
+    found: list[str] = []
+    for arg in args:
+        if isinstance(arg, schema.ValueRef):
+            found.append(arg.name)
+        elif isinstance(arg, list):
+            found += _names(arg)
+    return found
 
 
 class PortableDevice(CpuDevice):
