@@ -105,7 +105,7 @@ GROUPS = (
         "builder",
         "Builds: options, sizes, random numbers, recomputation, refusals",
         _files(
-            "assigned_state build branches capture gpus overlaps process_copy random recompute refusals regional"
+            "assigned_state build branches capture gpus overlaps packed process_copy random recompute refusals regional"
             " sizes_of_one threads unchanged"
         ),
         code="portable",
