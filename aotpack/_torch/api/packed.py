@@ -12,7 +12,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import _VF, Tensor
@@ -23,7 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .fake_tensors import is_traced
 from .patching import hooked, replaced_outside_torch
 
-_HOOK: Final = "decomposition-packed-sequences"
+_HOOK = "decomposition-packed-sequences"
 
 _Size = int | torch.SymInt
 

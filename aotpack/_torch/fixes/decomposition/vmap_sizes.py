@@ -131,16 +131,9 @@ def _beside_rows(value: Tensor, rows: Tensor) -> Tensor:
 
 
 def _layer_norm_backward(
-    shared: set[int],
-    gradient: Tensor,
-    x: Tensor,
-    shape: Sequence[Any],
-    mean: Tensor,
-    scale: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mask: Sequence[bool],
+    shared: set[int], gradient: Tensor, x: Tensor, shape: Sequence[Any], *rest: Any
 ) -> tuple[Tensor | None, ...]:
+    mean, scale, weight, _, mask = rest
     through = gradient if weight is None else gradient * _beside_rows(weight, gradient)
     of_x = _aten.native_layer_norm_backward(through, x, shape, mean, scale, None, None, [True, False, False])[0]
     outer = list(range(1, x.dim() - len(shape)))
@@ -152,9 +145,8 @@ def _layer_norm_backward(
     return of_x if mask[0] else None, of_weight, summed(gradient) if mask[2] else None
 
 
-def _group_norm(
-    shared: set[int], x: Tensor, weight: Tensor | None, bias: Tensor | None, n: Any, c: Any, hw: Any, groups: int, eps: float
-) -> tuple[Tensor, ...]:
+def _group_norm(shared: set[int], x: Tensor, weight: Tensor | None, bias: Tensor | None, *how: Any) -> tuple[Tensor, ...]:
+    n, c, hw, groups, eps = how
     batch = x.shape[0]
     rows, mean, scale = _aten.native_group_norm(x.flatten(0, 1), None, None, batch * n, c, hw, groups, eps)
     rows, mean, scale = (value.unflatten(0, (batch, n)) for value in (rows, mean, scale))
@@ -164,18 +156,14 @@ def _group_norm(
     return rows, mean, scale
 
 
-def _convolution(
-    shared: set[int], x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,
-    transposed: bool, output_padding: Any, groups: Any,
-) -> Any:  # fmt: skip
+def _convolution(shared: set[int], x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Any:
+    *window, groups = how
     batch, count = x.shape[:2]
     if 1 in shared and (bias is None or 2 in shared):  # one kernel: the batch is more images
         own = (weight[0], None if bias is None else bias[0])
-        found = _aten.convolution(x.flatten(0, 1), *own, stride, padding, dilation, transposed, output_padding, groups)
-        return found.unflatten(0, (batch, count))
+        return _aten.convolution(x.flatten(0, 1), *own, *window, groups).unflatten(0, (batch, count))
     kernels = (weight.flatten(0, 1), None if bias is None else bias.flatten(0, 1))
-    found = _aten.convolution(_as_channels(x), *kernels, stride, padding, dilation, transposed, output_padding, batch * groups)
-    return _from_channels(found, batch)
+    return _from_channels(_aten.convolution(_as_channels(x), *kernels, *window, batch * groups), batch)
 
 
 def _as_channels(x: Tensor) -> Tensor:
@@ -187,15 +175,13 @@ def _from_channels(x: Tensor, batch: Any) -> Any:
 
 
 def _convolution_backward(
-    shared: set[int], gradient: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,
-    transposed: bool, output_padding: Any, groups: Any, mask: Sequence[bool],
-) -> tuple[Tensor | None, ...]:  # fmt: skip
+    shared: set[int], gradient: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *how: Any
+) -> tuple[Tensor | None, ...]:
+    *window, groups, mask = how
     batch, count = weight.shape[:2]
     sizes = None if bias_sizes is None else [batch * bias_sizes[0]]
-    of_x, of_weight, of_bias = _aten.convolution_backward(
-        _as_channels(gradient), _as_channels(x), weight.flatten(0, 1), sizes, stride, padding, dilation,
-        transposed, output_padding, batch * groups, mask,
-    )  # fmt: skip
+    given = (_as_channels(gradient), _as_channels(x), weight.flatten(0, 1), sizes)
+    of_x, of_weight, of_bias = _aten.convolution_backward(*given, *window, batch * groups, mask)
     return (
         _from_channels(of_x, batch) if mask[0] else None,
         of_weight.unflatten(0, (batch, count)) if mask[1] else None,
