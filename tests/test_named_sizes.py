@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from conftest import compiles_native_code
+from msgspec import structs
 from torch import Tensor
 from torch.export import Dim
 
 import aotpack
 import aotpack_loader
+from aotpack.targets.portable import PortableTarget
 from aotpack_loader.errors import BuildError, InputError
 from aotpack_loader.format.labels import labels_of
 
@@ -122,3 +124,38 @@ def test_a_size_that_leaves_no_pixel_is_refused(tmp_path: Path, mode: str) -> No
         halved(torch.ones(1))
     with pytest.raises(InputError):
         model(torch.ones(1))
+
+
+def test_code_that_takes_fewer_sizes_than_asked_for_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target's own constraints are compared with ``dynamic_shapes``; ``inspect`` would show sizes that never run."""
+    compile_portable = PortableTarget.compile
+
+    def narrow(self: PortableTarget, graphs: Any, *rest: Any) -> Any:
+        entry = compile_portable(self, graphs, *rest)
+        (symbol,) = graphs[0].method.symbols
+        constraints = {"train": [f"({symbol.name} == 4)"]}
+        return entry._replace(target=structs.replace(entry.target, constraints=constraints))
+
+    monkeypatch.setattr(PortableTarget, "compile", narrow)
+    with pytest.raises(BuildError, match=r"(?s)code of target portable does not .*x\.shape\[0\] in train.*batch == 4"):
+        built(lambda x: x.square().mean(), (rows(4, requires_grad=True),), tmp_path, {"x": {0: BATCH}})
+    assert not (tmp_path / "m.aotpack").exists()
+
+
+def test_the_number_of_groups_of_a_convolution_varies(tmp_path: Path) -> None:
+    def per_sample(x: Tensor, w: Tensor) -> Tensor:
+        b, c, h, k = x.shape
+        return torch.nn.functional.conv2d(x.reshape(1, b * c, h, k), w.reshape(b * c, 1, 3, 3), groups=b * c)
+
+    batch = Dim("batch", min=2, max=32)
+    args = torch.randn(4, 3, 6, 6, requires_grad=True), torch.randn(4, 3, 3, 3, requires_grad=True)
+    shapes = {"x": {0: batch}, "w": {0: batch}}
+    loaded = built(
+        per_sample, args, tmp_path, shapes, targets=("cpu" if compiles_native_code() else "portable",), methods=("train",)
+    )
+    for count in (2, 4, 9):
+        given = torch.randn(count, 3, 6, 6, requires_grad=True), torch.randn(count, 3, 3, 3, requires_grad=True)
+        expected, found = per_sample(*given), loaded(*given)
+        torch.testing.assert_close(found, expected)
+        gradients = [torch.autograd.grad(result.square().sum(), given) for result in (expected, found)]
+        torch.testing.assert_close(*gradients)

@@ -7,7 +7,6 @@ import contextlib
 from aotpack_loader.errors import Problem, UnsupportedError
 
 from .._torch.api import fake_tensors
-from .._torch.api.recurrent import PackedSequenceError
 from .._torch.fixes.aot_autograd import overlaps
 from .._torch.refusals import dirty_arguments, gradient_writes, undefined_gradients
 from .._torch.tracing import aot_autograd, fake_run
@@ -30,8 +29,6 @@ def final_refusal(source: FrontEndInput, front_end: str, error: Exception) -> Un
             return _refused_dirty_argument(error)
         case undefined_gradients.UndefinedGradientError() if front_end != "dynamo":
             return _refused_undefined_gradients(error)  # Dynamo loses the request for None, also where tracing keeps it
-        case PackedSequenceError():
-            return _refused_packing(error)
     return None
 
 
@@ -81,13 +78,4 @@ def _refused_undefined_gradients(error: undefined_gradients.UndefinedGradientErr
         "The model has an autograd.Function whose gradients may be undefined.",
         [Problem(error.line or "the model", str(error))],
         hint="Treat zeros like None in its backward, and leave out ctx.set_materialize_grads(False).",
-    )
-
-
-def _refused_packing(error: PackedSequenceError) -> UnsupportedError:
-    return UnsupportedError(
-        "The model has a recurrent layer run over packed sequences, whose sizes depend on data.",
-        [Problem(line_of(error) or "the model", str(error))],
-        hint="Pass padded sequences to the layer. In the forward direction the results are the same up to the end of each "
-        "sequence. Mask the results after it, and take the last state at the end of the sequence.",
     )

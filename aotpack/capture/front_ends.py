@@ -27,8 +27,8 @@ from .._torch.api.causal_masks import unknown_masks_kept
 from .._torch.api.distributions import asserted_distributions
 from .._torch.api.inference import traced_inference
 from .._torch.api.moves import unmoved_modules
+from .._torch.api.packed import packed_sequences
 from .._torch.api.random_operators import draws_in_subgraphs
-from .._torch.api.recurrent import refused_packing
 from .._torch.api.shape_env import recorded_guards
 from .._torch.tracing import aot_autograd, fake_run
 from .._torch.tracing.decompose import decomposed_as_eager
@@ -219,7 +219,7 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         unmoved_modules(),
         traced_averages(),
         traced_inference(),
-        refused_packing(),
+        packed_sequences(),
     ):
         yield
 

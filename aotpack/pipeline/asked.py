@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import structs
 
@@ -15,6 +15,7 @@ from .. import signature
 from .._torch.api.fake_tensors import Bounds
 from ..capture.inputs.dynamic_shapes import DynamicShapes
 from ..guards import one
+from ..signature.method_spec import MethodSpec
 
 
 def check_turned_on(convention: signature.Convention) -> None:
@@ -67,6 +68,52 @@ def check_dynamic(
             problems += _narrower(path, found, bounds.minimum or 0, math.inf if bounds.maximum is None else bounds.maximum)
     if problems:
         raise BuildError("The model does not allow these sizes to vary as dynamic_shapes asks.", problems)
+
+
+def check_target(shapes: DynamicShapes, methods: Mapping[str, MethodSpec], target: schema.Target) -> None:
+    """Check that a target's code takes the sizes that the user asked for, as far as the graphs take them.
+
+    The ends of each range are tried, the example's size, and those around it.
+
+    Raises:
+        BuildError: it takes fewer.
+    """
+    problems = [
+        Problem(f"{where} in {name}()", f"its code needs {Labels(method.symbols, sources_of(method.leaves)).text(text)}")
+        for name, method in methods.items()
+        for where, size, bounds in _declared_sizes(shapes, method.leaves)
+        for text in target.constraints.get(name, ())
+        if isinstance(size, str) and any(_narrows(text, method, size, count) for count in _tried(method, size, bounds))
+    ]
+    if problems:
+        raise BuildError(
+            f"The code of target {target.name} does not allow these sizes to vary as dynamic_shapes asks.",
+            problems,
+            hint='Build with targets=("portable",), or with narrower ranges.',
+        )
+
+
+def _tried(method: MethodSpec, size: str, bounds: Bounds) -> Iterator[int]:
+    """Sizes of the range that a user gave, or that a method takes, for the symbol ``size``."""
+    for symbol in method.symbols:
+        if symbol.name == size and symbol.hint is not None:
+            low = symbol.minimum if bounds.minimum is None else bounds.minimum
+            high = symbol.maximum if bounds.maximum is None else bounds.maximum
+            tried = {low, *range(symbol.hint - 1, symbol.hint + 4), *(() if high is None else (high,))}
+            yield from sorted(count for count in tried if count >= low and (high is None or count <= high))
+
+
+def _narrows(text: str, method: MethodSpec, size: str, count: int) -> bool:
+    """Whether a target's constraint excludes a size that the method takes, with the example's other sizes."""
+    sizes = {symbol.name: symbol.hint for symbol in method.symbols if symbol.hint is not None} | {size: count}
+    texts = [text, *method.constraints]
+    if size not in expressions.symbols(text) or any(not expressions.symbols(each) <= sizes.keys() for each in texts):
+        return False
+    try:
+        own, *others = [bool(expressions.parse(each)(sizes)) for each in texts]
+    except expressions.UNDEFINED:  # no value at this size, so it is no size that either takes
+        return False
+    return all(others) and not own
 
 
 def relations(shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf]) -> list[str]:

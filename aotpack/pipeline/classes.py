@@ -22,7 +22,9 @@ from .._torch.tracing.aot_autograd import Decompositions
 from .._torch.tracing.state_assignments import PASSABLE
 from ..capture import assigned_state
 from ..targets import Target, by_graphs
+from ..writer.bundle import TargetEntry
 from . import advice, traced_methods
+from .asked import check_target
 from .context import BuildContext, Example, begin
 from .options import Options
 from .progress import Run
@@ -34,6 +36,12 @@ class Traced(NamedTuple):
     context: BuildContext
     methods: list[traced_methods.TracedMethod]
     targets: list[Target]
+
+    def check_sizes(self, entries: Sequence[TargetEntry]) -> None:
+        """Check that the code of each target takes the sizes that the user asked for."""
+        methods = {method.plan.name: method.convention.method for method in self.methods}
+        for entry in entries:
+            check_target(self.context.shapes, methods, entry.target)
 
 
 def trace(run: Run, example: Example, options: Options, targets: Sequence[Target], passing: contextlib.ExitStack) -> list[Traced]:

@@ -234,6 +234,7 @@ def _compiled(
             origins, stored_origins = documents.describe_origins(one.methods, one.context, store)
             graphs = specialize(graphs, specializations)
             entries = finish.compile_targets(in_progress, one.targets, graphs, context.state, origins)
+            one.check_sizes(entries)
             compiled.append((extra, stored_origins, entries))
         with run.stage("weights"):
             weights = writing.result()

@@ -90,10 +90,6 @@ REFUSED: dict[str, str] = {
     "overlaps: windows are copied with their strides, and written to": _OVERLAP.replace("to a tensor", "to a copy of a tensor"),
     **{f"overlaps: {one.__name__.replace('_', ' ')}": _MET_AGAIN for one in overlaps.MET_AGAIN},
     **{f"Python state, {end}: {name}": text for end in ("dynamo", "export", "trace") for name, text in _PYTHON_STATE.items()},
-    **{
-        f"autograd: packed sequences, {name}": rf"packed sequences.*cases/autograd.py:\d+: .*to {name}\n.*padded"
-        for name in ("LSTM", "GRU")
-    },
     "autograd: a backward tells None from zeros, of two results": r"autograd\.py\W.*TellsNoneFromZeros.backward.*materialize",
     **autograd.LOST,
     **autograd.WRITES,

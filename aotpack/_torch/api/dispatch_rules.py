@@ -38,8 +38,15 @@ def unruled(operators: Collection[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _installed(kernels_of: Mapping[Any, Mapping[DispatchKey, Rule]]) -> Iterator[None]:
-    """Give operators these Python kernels above autograd, and no others."""
+def batched(rules: Mapping[Any, Rule]) -> Iterator[None]:
+    """Trace operators inside ``vmap`` by these rules, which get its tensors as they are."""
+    with _installed({operator: {DispatchKey.FuncTorchBatched: rule} for operator, rule in rules.items()}, without=()):
+        yield
+
+
+@contextlib.contextmanager
+def _installed(kernels_of: Mapping[Any, Mapping[DispatchKey, Rule]], without: Collection[DispatchKey] = _KEYS) -> Iterator[None]:
+    """Give operators these Python kernels, and none of their own for the keys ``without``."""
     before = {operator: dict(operator.py_kernels) for operator in kernels_of}
 
     def install(operator: Any, kernels: dict[Any, Any]) -> None:
@@ -48,7 +55,7 @@ def _installed(kernels_of: Mapping[Any, Mapping[DispatchKey, Rule]]) -> Iterator
         operator._dispatch_cache.clear()
 
     for operator, kernels in kernels_of.items():
-        install(operator, {**{key: kernel for key, kernel in before[operator].items() if key not in _KEYS}, **kernels})
+        install(operator, {**{key: kernel for key, kernel in before[operator].items() if key not in without}, **kernels})
     try:
         yield
     finally:

@@ -5,6 +5,8 @@ of each weight at every step. Here the gradient of a layer is a loop in the oppo
 the values that the first loop kept. Work that needs no loop is outside: the products with the
 input, and the gradients of the weights.
 
+A packed sequence is padded for the loop (:mod:`.packed`). A step keeps the states of the sequences that have ended.
+
 A loop is a scan where the compiler keeps loops, where the number of steps varies, and where there
 are many. Elsewhere its steps follow one another in the graph.
 
@@ -14,9 +16,7 @@ It wraps the functions for one layer in ``torch._decomp.decompositions``.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 from torch._decomp import decompositions
 from torch.nn.functional import linear
-from torch.nn.utils.rnn import PackedSequence
 
 from .lstm_kernel import by_kernel, suits_kernel
+from .packed import Packing, other_grus, packing_of
 from .patching import hooked, replaced_outside_torch
 from .recurrent_cells import GRU, LSTM, RELU, TANH, Cell, State
 
@@ -108,34 +108,44 @@ class _Layer:
             hidden = linear(hidden.to(weights.projection.dtype), weights.projection)
         return (hidden, *rest), kept
 
-    def run(self, sequence: Tensor, operands: State) -> tuple[State, State, State]:
+    def masked_step(self, row: Tensor, mask: Tensor | None, state: State, weights: _Weights) -> tuple[State, State]:
+        """A step of the sequences for which ``mask`` is true; the states of the others stay."""
+        after, kept = self.step(row, state, weights)
+        return after if mask is None else _where(mask, after, state), kept
+
+    def run(self, sequence: Tensor, mask: Tensor | None, operands: State) -> tuple[State, State, State]:
         """Return the last state, the states after each step, and the further values that the
         gradient needs.
         """
-        count = self.states
+        count, sequences = self.states, [sequence] if mask is None else [sequence, mask]
 
         def step(*values: Tensor) -> list[Tensor]:
-            state, kept = self.step(values[count], values[:count], self.weights(values[count + 1 :]))
+            row, *masks = values[count : count + len(sequences)]
+            weights = self.weights(values[count + len(sequences) :])
+            state, kept = self.masked_step(row, masks[0] if masks else None, values[:count], weights)
             return [*state, *state, *kept]
 
-        found = self.loop(step, operands[:count], [sequence], operands[count:])
+        found = self.loop(step, operands[:count], sequences, operands[count:])
         return found[:count], found[count : 2 * count], found[2 * count :]
 
-    def inference(self, sequence: Tensor, operands: State) -> State:
+    def inference(self, sequence: Tensor, mask: Tensor | None, operands: State) -> State:
         """Return the last state, and the hidden state after each step."""
-        count = self.states
+        count, sequences = self.states, [sequence] if mask is None else [sequence, mask]
 
         def step(*values: Tensor) -> list[Tensor]:
-            state, _ = self.step(values[count], values[:count], self.weights(values[count + 1 :]))
+            row, *masks = values[count : count + len(sequences)]
+            weights = self.weights(values[count + len(sequences) :])
+            state, _ = self.masked_step(row, masks[0] if masks else None, values[:count], weights)
             return [*state, state[0]]
 
-        return self.loop(step, operands[:count], [sequence], operands[count:])
+        return self.loop(step, operands[:count], sequences, operands[count:])
 
-    def unrolled(self, sequence: Tensor, operands: State) -> tuple[Tensor, ...]:
+    def unrolled(self, sequence: Tensor, mask: Tensor | None, operands: State) -> tuple[Tensor, ...]:
         """Compute the results of :class:`_Scanned` step by step, without a loop."""
         state, weights, rows = operands[: self.states], self.weights(operands[self.states :]), []
-        for row in sequence.unbind(0):
-            state, _ = self.step(row, state, weights)
+        masks = [None] * sequence.shape[0] if mask is None else mask.unbind(0)
+        for row, own in zip(sequence.unbind(0), masks, strict=True):
+            state, _ = self.masked_step(row, own, state, weights)
             rows.append(state[0])
         return torch.stack(rows), *state
 
@@ -146,17 +156,21 @@ class _Layer:
         state, _ = self.step(sequence[0], operands[: self.states], self.weights(operands[self.states :]))
         return state[0].expand(sequence.shape[0], *state[0].shape).clone(), *state
 
-    def gradients(self, gradients: State, sequence: Tensor, operands: State, rows: State, kept: State) -> list[Tensor]:
+    def gradients(
+        self, gradients: State, sequence: Tensor, mask: Tensor | None, operands: State, rows: State, kept: State
+    ) -> list[Tensor]:
         """The gradients of the input and of the operands, from the gradients of the results of
         :class:`_Scanned`.
         """
         cell, count, weights = self.cell, self.states, self.weights(operands[self.states :])
         before = [torch.cat([first.unsqueeze(0), row[:-1]]) for first, row in zip(operands, rows, strict=False)]
         saved = cell.saved(before, rows, kept)
+        masks = [] if mask is None else [mask]
 
         def step(*values: Tensor) -> list[Tensor]:
             (hidden, *rest), row, values = values[:count], values[count], values[count + 1 :]
-            picked, constants = values[: len(saved)], values[len(saved) :]
+            picked, values = values[: len(saved)], values[len(saved) :]
+            own, constants = values[: len(masks)], values[len(masks) :]
             hidden = hidden + row
             inner = hidden if weights.projection is None else hidden @ constants[1]
             of_input, of_hidden, (beside, *of_rest) = cell.backward((inner, *rest), picked)
@@ -164,10 +178,14 @@ class _Layer:
             through = (of_hidden @ constants[0]).to(hidden.dtype)
             of_states: list[Any] = [through if beside is None else through + beside, *of_rest]
             results = [value.to(state.dtype) for value, state in zip(of_states, (hidden, *rest), strict=True)]
-            return [*results, of_input] if weights.projection is None else [*results, of_input, hidden]
+            further = [of_input] if weights.projection is None else [of_input, hidden]
+            if own:
+                further = _where(own[0], further, [value.new_zeros(()) for value in further])
+                results = _where(own[0], results, (hidden, *rest))
+            return [*results, *further]
 
         constants = (weights.product,) if weights.projection is None else (weights.product, weights.projection)
-        found = self.loop(step, gradients[1:], [gradients[0], *saved], constants, backwards=True)
+        found = self.loop(step, gradients[1:], [gradients[0], *saved, *masks], constants, backwards=True)
         of_states, (of_input, *of_projected) = found[:count], found[count:]
         of_hidden = of_input if cell.of_hidden is None else cell.of_hidden(of_input, saved).to(of_input.dtype)
         results = [of_input, *of_states, _of_weight(of_hidden, before[0])]
@@ -178,6 +196,10 @@ class _Layer:
         return results
 
 
+def _where(mask: Tensor, values: State, others: State) -> list[Tensor]:
+    return [torch.where(mask, value, other) for value, other in zip(values, others, strict=True)]
+
+
 def _of_weight(gradient: Tensor, sequence: Tensor) -> Tensor:
     """The gradient of a weight over all steps, from the gradient of its product with ``sequence``."""
     return gradient.flatten(0, 1).t() @ sequence.flatten(0, 1).to(gradient.dtype)
@@ -185,29 +207,29 @@ def _of_weight(gradient: Tensor, sequence: Tensor) -> Tensor:
 
 class _Scanned(torch.autograd.Function):
     """``(hidden state after each step, last state…)`` of a layer, from the products with the input
-    for all steps.
+    for all steps. ``mask`` says which sequences a step is for.
     """
 
     @staticmethod
-    def forward(ctx: Any, layer: _Layer, sequence: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
-        last, rows, kept = layer.run(sequence, operands)
+    def forward(ctx: Any, layer: _Layer, mask: Tensor | None, sequence: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
+        last, rows, kept = layer.run(sequence, mask, operands)
         ctx.layer, ctx.kept = layer, len(kept)
-        ctx.save_for_backward(sequence, *operands, *rows, *kept)
+        ctx.save_for_backward(mask, sequence, *operands, *rows, *kept)
         return rows[0], *last
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         layer: _Layer = ctx.layer
-        sequence, *saved = ctx.saved_tensors
+        mask, sequence, *saved = ctx.saved_tensors
         count = len(saved) - layer.states - ctx.kept
         operands, rows, kept = saved[:count], saved[count : count + layer.states], saved[count + layer.states :]
         if not torch.is_grad_enabled():
-            return None, *layer.gradients(gradients, sequence, operands, rows, kept)
+            return None, None, *layer.gradients(gradients, sequence, mask, operands, rows, kept)
         # For gradients of gradients, run step by step: the stacked values are no results, and have
         # no gradients.
-        inputs = [value for value, needed in zip((sequence, *operands), ctx.needs_input_grad[1:], strict=True) if needed]
-        found = iter(torch.autograd.grad(layer.unrolled(sequence, operands), inputs, gradients, create_graph=True))
-        return None, *(next(found) if needed else None for needed in ctx.needs_input_grad[1:])
+        inputs = [value for value, needed in zip((sequence, *operands), ctx.needs_input_grad[2:], strict=True) if needed]
+        found = iter(torch.autograd.grad(layer.unrolled(sequence, mask, operands), inputs, gradients, create_graph=True))
+        return None, None, *(next(found) if needed else None for needed in ctx.needs_input_grad[2:])
 
 
 def _as_kernel_returns(params: Sequence[Tensor], results: State) -> State:
@@ -223,21 +245,31 @@ def _as_kernel_returns(params: Sequence[Tensor], results: State) -> State:
 
 
 def _run(
-    loop: _Loop, cell: Cell, sequence: Tensor, state: State, params: Sequence[Tensor], has_biases: bool, reverse: bool
+    loop: _Loop,
+    cell: Cell,
+    sequence: Tensor,
+    state: State,
+    params: Sequence[Tensor],
+    has_biases: bool,
+    reverse: bool,
+    packing: Packing | None = None,
 ) -> State:
     """``(hidden states over time, last state…)`` of one layer in one direction, like torch's
-    functions for one layer.
+    functions for one layer. With ``packing``, the sequence and the hidden states are packed.
     """
     weight, product, *rest = params
     bias, own_bias = rest[:2] if has_biases else (None, None)
     projection = rest[-1] if len(params) % 2 else None
     if bias is not None and own_bias is not None and cell.of_hidden is None:  # only the sum of the products counts
         bias, own_bias = bias + own_bias, None
-    sequence = linear(sequence, weight, bias)
+    sequence, mask = linear(sequence, weight, bias), None
+    if packing is not None:
+        sequence, mask = packing.padded(sequence), packing.mask.unsqueeze(-1)
     weights = [value for value in (product, own_bias, projection) if value is not None]
     casts = torch.is_autocast_enabled(sequence.device.type)
     layer = _Layer(loop, cell, len(state), own_bias is not None, projection is not None)
-    sequence = sequence.flip(0) if reverse else sequence
+    if reverse:
+        sequence, mask = sequence.flip(0), None if mask is None else mask.flip(0)
     with torch.autocast(sequence.device.type, enabled=False):
         if casts:
             weights = [value.to(sequence.dtype) for value in weights]
@@ -247,10 +279,11 @@ def _run(
         if torch.compiler.is_exporting():  # torch.export keeps the operator
             rows, *last = layer.types(sequence, operands)
         elif torch.is_grad_enabled() and any(value.requires_grad for value in (sequence, *operands)):
-            rows, *last = _Scanned.apply(layer, sequence, *operands)  # type: ignore[no-untyped-call]
+            rows, *last = _Scanned.apply(layer, mask, sequence, *operands)  # type: ignore[no-untyped-call]
         else:
-            *last, rows = layer.inference(sequence, operands)
-    return rows.flip(0) if reverse else rows, *last
+            *last, rows = layer.inference(sequence, mask, operands)
+    rows = rows.flip(0) if reverse else rows
+    return rows if packing is None else packing.packed(rows), *last
 
 
 def lstm_layer(x: Tensor, state: State, params: Sequence[Tensor], *, reverse: bool) -> State:
@@ -276,16 +309,16 @@ def recurrent_layers(*, as_scans: bool, kernels: bool = False) -> Iterator[None]
     torchs: Any = decompositions
     plain, lstm, make_cell = torchs.one_layer_rnn, torchs.one_layer_lstm, torchs.rnn_cell
     cells = {torch.tanh: TANH, torch.relu: RELU, torchs.gru_cell: GRU}
+    packed_cells = {torch.tanh: TANH, torch.relu: RELU, torchs.gru_cell_data: GRU}
 
-    def loop_over(x: Tensor) -> _Loop:
-        count: Any = x.shape[0]
+    def loop_over(count: Any) -> _Loop:
         return _unrolled if not as_scans and isinstance(count, int) and count <= UNROLLED else _scan
 
     def one_layer_rnn(x: Tensor, hidden: Tensor, params: Any, has_biases: bool, hidden_fn: Any, reverse: bool = False) -> Any:
         if _in_transform():
             cell = hidden_fn if hidden_fn is torchs.gru_cell else make_cell(hidden_fn)
             return plain(x, hidden, params, has_biases, cell, reverse)
-        return _run(loop_over(x), cells[hidden_fn], x, [hidden], params, has_biases, reverse)
+        return _run(loop_over(x.shape[0]), cells[hidden_fn], x, [hidden], params, has_biases, reverse)
 
     def one_layer_lstm(x: Tensor, hidden: Any, params: Any, has_biases: bool, reverse: bool = False) -> Any:
         if _in_transform():
@@ -293,7 +326,20 @@ def recurrent_layers(*, as_scans: bool, kernels: bool = False) -> Iterator[None]
         if kernels and suits_kernel(x, hidden, params):
             rows, *last = by_kernel(x, hidden, params, has_biases, reverse)
             return rows, tuple(last)
-        rows, *last = _as_kernel_returns(params, _run(loop_over(x), LSTM, x, hidden, params, has_biases, reverse))
+        rows, *last = _as_kernel_returns(params, _run(loop_over(x.shape[0]), LSTM, x, hidden, params, has_biases, reverse))
+        return rows, tuple(last)
+
+    def one_layer_rnn_data(
+        data: Tensor, hidden: Tensor, params: Any, has_biases: bool, hidden_fn: Any, batch_sizes: Tensor, reverse: bool = False
+    ) -> Any:
+        packing, cell = packing_of(data, batch_sizes), packed_cells[hidden_fn]
+        return _run(loop_over(packing.steps), cell, data, [hidden], params, has_biases, reverse, packing)
+
+    def one_layer_lstm_data(
+        data: Tensor, hidden: Any, params: Any, has_biases: bool, batch_sizes: Tensor, reverse: bool = False
+    ) -> Any:
+        packing = packing_of(data, batch_sizes)
+        rows, *last = _run(loop_over(packing.steps), LSTM, data, hidden, params, has_biases, reverse, packing)
         return rows, tuple(last)
 
     chosen: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -301,55 +347,20 @@ def recurrent_layers(*, as_scans: bool, kernels: bool = False) -> Iterator[None]
         chosen = hooked(_HOOK, decompositions, "select_one_layer_lstm_function", lambda *given: one_layer_lstm)
     with (
         hooked(_HOOK, decompositions, "rnn_cell", lambda nonlinearity: nonlinearity),
+        hooked(_HOOK, decompositions, "rnn_cell_data", lambda nonlinearity: nonlinearity),
         hooked(_HOOK, decompositions, "one_layer_rnn", one_layer_rnn),
         hooked(_HOOK, decompositions, "one_layer_lstm", one_layer_lstm),
+        hooked(_HOOK, decompositions, "one_layer_rnn_data", one_layer_rnn_data),
+        hooked(_HOOK, decompositions, "one_layer_lstm_data", one_layer_lstm_data),
         chosen,
     ):
         yield
-
-
-class PackedSequenceError(Exception):
-    """A recurrent layer gets a packed sequence, whose step sizes are values of a tensor."""
-
-
-@contextlib.contextmanager
-def refused_packing() -> Iterator[None]:
-    """Reject layers with packed sequences; torch's own error would name some operator inside the
-    layer.
-
-    Raises:
-        PackedSequenceError: raised at the layer's source line.
-    """
-
-    def watched(kind: Any) -> Callable[..., Any]:
-        forward: Callable[..., Any] = kind.forward
-
-        @functools.wraps(forward)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if any(isinstance(arg, PackedSequence) for arg in (*args, *kwargs.values())):
-                raise PackedSequenceError(f"passes a packed sequence to {kind.__name__}")
-            return forward(self, *args, **kwargs)
-
-        return call
-
-    with contextlib.ExitStack() as stack:
-        for kind in (torch.nn.LSTM, torch.nn.RNN, torch.nn.modules.rnn.GRU):
-            stack.enter_context(hooked(_HOOK, kind, "forward", watched(kind)))
-        for kind in _other_grus():
-            stack.enter_context(replaced_outside_torch(kind, "forward", watched(kind)))
-        yield
-
-
-def _other_grus() -> list[Any]:
-    """The class by which torch_xla, once imported, replaces ``torch.nn.GRU``."""
-    module = sys.modules.get("torch_xla.experimental.gru")
-    return [] if module is None else [module.GRU]
 
 
 @contextlib.contextmanager
 def own_gru() -> Iterator[None]:
     """Restore ``torch.nn.GRU``: torch_xla's replacement runs only on its devices."""
     with contextlib.ExitStack() as stack:
-        for kind in _other_grus():
+        for kind in other_grus():
             stack.enter_context(replaced_outside_torch(kind, "forward", torch.nn.modules.rnn.GRU.forward))
         yield

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from sympy import Expr
 from torch._decomp import decompositions as torch_rules
 from torch._inductor import ir, lowering, virtualized
 from torch.fx import Node
@@ -96,6 +97,7 @@ def eager_kernels_called() -> Iterator[None]:
     calls |= {
         _aten.avg_pool2d_backward.default: _averages_backward(),
         _aten.adaptive_max_pool2d.default: _call(_aten.adaptive_max_pool2d.default),
+        _aten.convolution.default: _convolution(),
         _aten.im2col.default: _windows,
         _aten.max_pool2d_with_indices_backward.default: _maxima_backward(),
         _aten.nextafter.default: _next_numbers(),
@@ -124,6 +126,19 @@ def _call_on_channels_last(operator: Any) -> Callable[..., Any]:
             return in_eagers_layout(x, *args, **kwargs)
         dense = ir.FlexibleLayout.stride_ordered(x.get_size(), ir.NHWC_STRIDE_ORDER)  # for others the kernels copy, and are slow
         return call(ir.ExternKernel.require_exact_strides(x, dense), *args, **kwargs)
+
+    return lowered
+
+
+def _convolution() -> Callable[..., Any]:
+    """A call if the number of groups varies. Inductor would fix it."""
+    operator = _aten.convolution.default
+    generated: Callable[..., Any] = lowering.lowerings[operator]
+    call = _call(operator)
+
+    def lowered(x: Any, weight: Any, bias: Any, *how: Any) -> Any:
+        *_, groups = how
+        return (call if isinstance(groups, Expr) and groups.free_symbols else generated)(x, weight, bias, *how)
 
     return lowered
 

@@ -20,6 +20,7 @@ from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.tensor_version_op import _tensor_version, _unsafe_set_version_counter
 from torch._guards import CompileContext
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
 from ... import origin
@@ -139,7 +140,8 @@ def run_on_fake_tensors(
     try:
         return _run(mode, model, args, kwargs, strict, operators, watch)
     except RuntimeError as error:
-        if not isinstance(error, DataDependentOutputException) and "data is not allocated" not in str(error):
+        reads_values = isinstance(error, (DataDependentOutputException, GuardOnDataDependentSymNode))
+        if not reads_values and "data is not allocated" not in str(error):
             raise
     with (
         enable_python_dispatcher()

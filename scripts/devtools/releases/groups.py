@@ -107,7 +107,8 @@ GROUPS = (
         "builder",
         "Builds: options, sizes, random numbers, recomputation, refusals",
         _files(
-            "assigned_state build branches capture gpus overlaps process_copy random recompute refusals regional rolled_loops"
+            "assigned_state build branches capture gpus overlaps packed process_copy random recompute refusals regional"
+            " rolled_loops"
             " sizes_of_one threads unchanged"
         ),
         code="portable",

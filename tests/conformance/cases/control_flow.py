@@ -678,6 +678,18 @@ CASES += [
 ]
 CASES += [
     module_case(
+        f"control flow: a GRU over any number of steps and a batch that varies, {target}",
+        functools.partial(OverSteps, nn.GRU),
+        g(4, 2, 3),
+        calls=tuple(Call(rows, inputs=inputs(g(rows, batch, 3))) for rows, batch in ((2, 4), (9, 5))),
+        dynamic_shapes={"x": {0: torch.export.Dim("steps", min=2, max=64), 1: torch.export.Dim("batch", min=2, max=64)}},
+        front_ends=("trace",),
+        targets=(target,),
+    )
+    for target in ("portable", "cpu")
+]
+CASES += [
+    module_case(
         f"control flow: a GRU over many steps, {target}",
         functools.partial(OverSteps, nn.GRU),
         g(UNROLLED + 1, 3),

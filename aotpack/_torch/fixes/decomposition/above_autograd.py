@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
 from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from ...api.dispatch_rules import ruled
+from ...api.fake_tensors import is_fixed
 from ..applying import counted
 
 
@@ -99,6 +101,18 @@ def trace_padded_sparse_embeddings() -> contextlib.AbstractContextManager[None]:
 def trace_affine_grids() -> contextlib.AbstractContextManager[None]:
     """Differentiate ``affine_grid`` by the operators that its kernel calls. torch's derivative takes no symbolic sizes."""
     return _rule("decomposition-affine-grid-of-varying-sizes", torch.ops.aten.affine_grid_generator.default, _affine_grid)
+
+
+def trace_distances() -> contextlib.AbstractContextManager[None]:
+    """Call the kernel of ``cdist`` if numbers of rows vary. It chooses an algorithm by them; torch guards on the choice."""
+    operator = torch.ops.aten.cdist.default
+
+    def cdist(x: torch.Tensor, other: torch.Tensor, p: float = 2.0, mode: int | None = None) -> Any:
+        if is_fixed(x.shape[-2], other.shape[-2]):
+            return operator._op_dk(DispatchKey.CompositeImplicitAutograd, x, other, p, mode)
+        return torch.ops.aten._cdist_forward(x.contiguous(), other.contiguous(), p, mode)
+
+    return _rule("decomposition-distances-of-varying-sizes", operator, cdist)
 
 
 def _rule(identifier: str, operator: Any, rule: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:

@@ -83,6 +83,34 @@ FIXES = (
         patches=("torch.ops.aten.affine_grid_generator.default",),
     ),
     _fix(
+        id="decomposition-vmap-of-varying-batches",
+        severity="refuses",
+        summary="`vmap` of `layer_norm`, `gather`, convolutions and others fixes the size of its batch.",
+        searched="2026-11-29",
+        apply="fixes.decomposition.vmap_sizes:keep_batches_of_vmap",
+        patches=tuple(
+            f"torch.ops.aten.{name}"
+            for name in (
+                *("gather.default", "scatter.src", "scatter.value", "scatter_add.default", "scatter_reduce.two"),
+                *("cummax.default", "cummin.default", "cumprod.default", "max.dim", "min.dim", "index_add.default"),
+                *("slice_backward.default", "select_backward.default", "diagonal_backward.default"),
+                *("native_layer_norm.default", "native_layer_norm_backward.default"),
+                *("native_group_norm.default", "native_group_norm_backward.default"),
+                *("convolution.default", "convolution_backward.default", "_linalg_solve_ex.default"),
+                *("nll_loss_forward.default", "nll_loss_backward.default"),
+                *("nll_loss2d_forward.default", "nll_loss2d_backward.default", "embedding_dense_backward.default"),
+            )
+        ),
+    ),
+    _fix(
+        id="decomposition-distances-of-varying-sizes",
+        severity="refuses",
+        summary="`cdist` is traced for up to 25 rows or for more, not for both.",
+        searched="2026-11-29",
+        apply="fixes.decomposition.above_autograd:trace_distances",
+        patches=("torch.ops.aten.cdist.default", "torch.ops.aten._cdist_forward.default"),
+    ),
+    _fix(
         id="decomposition-covariance",
         severity="refuses",
         summary="`torch.cov` with weights cannot be traced: it looks at the values of the weights.",

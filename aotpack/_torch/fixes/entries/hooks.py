@@ -234,11 +234,23 @@ HOOKS = (
     Hook(
         id="decomposition-recurrent-scans",
         component="decomposition",
-        summary="Traces recurrent layers as loops, and LSTMs for `cpu` alone as oneDNN's kernel. Refuses packed sequences.",
+        summary="Traces recurrent layers as loops, and LSTMs for `cpu` alone as oneDNN's kernel.",
         module="api.recurrent",
         patches=(
             *(f"{_RULES}.{name}" for name in ("rnn_cell", "one_layer_rnn", "gru_cell", "one_layer_lstm")),
+            *(f"{_RULES}.{name}_data" for name in ("rnn_cell", "one_layer_rnn", "gru_cell", "one_layer_lstm")),
             f"{_RULES}.select_one_layer_lstm_function",
+        ),
+    ),
+    Hook(
+        id="decomposition-packed-sequences",
+        component="decomposition",
+        summary="Traces packed sequences by indices that the graph computes from the lengths.",
+        module="api.packed",
+        patches=(
+            "torch._VF._pack_padded_sequence",
+            "torch._VF._pad_packed_sequence",
+            *(f"{_RULES}.{name}" for name in ("lstm_data_impl", "gru_impl_data", "rnn_tanh_data", "rnn_relu_data")),
             *(f"torch.nn.modules.rnn.{kind}.forward" for kind in ("RNN", "LSTM", "GRU")),
         ),
     ),
