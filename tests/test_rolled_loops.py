@@ -16,7 +16,7 @@ import aotpack
 import aotpack_loader
 from aotpack_loader.archive.bundle import Bundle
 
-LONG = 20
+LONG = 16
 TIME = Dim("time", min=2, max=64)
 
 
@@ -270,12 +270,13 @@ def test_a_length_that_varies(walk: Any, tmp_path: Path) -> None:
             assert mine.stride() == eager.stride()
 
 
-@pytest.mark.parametrize("walk", [*VARY, *FIXED, *UNROLLED], ids=lambda f: f.__name__)
-def test_a_fixed_length(walk: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("walk", [written_rows, first_without_state, *FIXED, *UNROLLED], ids=lambda f: f.__name__)
+def test_a_fixed_length(walk: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aotpack.capture.dynamo.LEAST", LONG - 2)
     torch.manual_seed(0)
     x = torch.randn(3, LONG, 4)
     model, loaded, scans = built(walk, x, tmp_path / "m.aotpack")
-    assert scans == (0 if walk in UNROLLED else 2 if walk is both_ways else 1)
+    assert scans == (int(walk not in UNROLLED))
     for mine, eager in zip(outcome(loaded, x), outcome(model, x), strict=True):
         torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-5)
         assert mine.stride() == eager.stride()

@@ -23,7 +23,7 @@ from .dry_run import repeat
 from .front_end_input import FrontEndInput, fake_example, refuse_storage_changes
 from .loops.any_length import captured_for_any_length
 from .loops.carries import copy_captured_carries
-from .loops.rolled import roll
+from .loops.rolled import LEAST, roll
 from .own_data import drop_assignments_of_own_data
 
 
@@ -54,7 +54,7 @@ def _traced(source: FrontEndInput, *, rolls: bool) -> tuple[aot_autograd.Joint, 
         if any(node.kwargs.get("use_reentrant") for node in nodes):
             with checkpoints.checked_reentrant():
                 fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), model, args, kwargs)
-        rolled = of_any_length is not None or (rolls and roll(captured) > 0)
+        rolled = of_any_length is not None or (rolls and roll(captured, LEAST) > 0)
         try:
             joint = _joint(captured, source, with_own_shapes=of_any_length is not None)
         except Exception as error:

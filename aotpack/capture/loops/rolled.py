@@ -26,13 +26,15 @@ from torch.fx.node import map_arg
 from .find import Carried, Inner, Loop, Operand, Place, Rows, Same, find_loop
 from .nodes import JOINS, row_of, value_of
 
-LEAST: Final = 16
-"""Fewer iterations stay as they are: one after the other they run faster than as a scan, and build soon."""
+LEAST: Final = 64
+"""Fewer iterations of a fixed number stay as they are. One after the other they run faster: a loop of 24 GRU cells takes 0.58
+of eager's step on `cpu`, as a scan 0.83, and on `portable` a scan takes twice as long.
+"""
 
 _LONG: Final = 5
 
 
-def roll(module: GraphModule, least: int = LEAST) -> int:
+def roll(module: GraphModule, least: int) -> int:
     """Replace each loop of at least ``least`` iterations in a graph of Dynamo by a scan. Return how many there were."""
     count = 0
     _complete_tuples(module.graph)

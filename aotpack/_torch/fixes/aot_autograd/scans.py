@@ -15,11 +15,20 @@ from ...api.patching import hooked, patched
 _SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of that name
 
 
+_aten = torch.ops.aten
+_COPIED_VIEWS = frozenset({
+    _aten.t_copy.default, _aten.detach_copy.default, _aten.view_copy.default, _aten.transpose_copy.int,
+    _aten.permute_copy.default, _aten.unsqueeze_copy.default,
+})  # fmt: skip
+"""What functionalization makes of views in the graphs of a scan."""
+
+
 @contextlib.contextmanager
 def make_scans_traceable() -> Iterator[None]:
     """Make scans traceable whose backward needs a result of the step.
 
-    Torch returns such a result twice, and then rejects the alias that it made itself.
+    Torch returns such a result twice, and then rejects the alias that it made itself. It also keeps a
+    copy of each transposed weight for every step.
 
     Torch 2.9 has other faults. It computes the step again, and rejects a carry's gradient that is a
     slice of another. It also drops gradients through a carry that starts as a tensor without one;
@@ -37,6 +46,7 @@ def make_scans_traceable() -> Iterator[None]:
     original: Callable[[Any], None] = implementation._optimize_forward_intermediates
 
     def optimized(self: Any) -> None:
+        _save_operands_themselves(self)
         original(self)
         forward = self.hop_partitioned_graph.fw_gm
         output = forward.graph.output_node()
@@ -48,6 +58,43 @@ def make_scans_traceable() -> Iterator[None]:
 
     with patched("aot-scan-returns-a-result-twice", implementation, "_optimize_forward_intermediates", optimized):
         yield
+
+
+def _save_operands_themselves(scan: Any) -> None:
+    """Keep an operand that is the same in all steps once, where the backward needs a copy of it or of its transpose.
+
+    The backward makes the copy. What the forward returns beside the step's results is stacked over all steps.
+    """
+    parts, first = scan.hop_partitioned_graph, len(scan.init) + len(scan.xs)
+    output = parts.fw_gm.graph.output_node()
+    results = list(output.args[0])
+    same = set(parts.fw_gm.graph.find_nodes(op="placeholder")[first:])
+    operands = parts.bw_gm.graph.find_nodes(op="placeholder")
+    for i, (result, operand) in enumerate(zip(results[parts.n_fw_outputs :], operands, strict=False)):
+        source, steps = _source_of_copies(result)
+        if source not in same or not steps:
+            continue
+        results[parts.n_fw_outputs + i] = value = source
+        operand.meta["val"] = value.meta["val"]
+        made, users = operand, list(operand.users)
+        for step in reversed(steps):
+            with parts.bw_gm.graph.inserting_after(made):
+                made = parts.bw_gm.graph.call_function(step.target, (made, *step.args[1:]), step.kwargs)
+            made.meta = dict(step.meta)
+        for user in users:
+            user.replace_input_with(operand, made)
+    output.args = (tuple(results),)
+    parts.fw_gm.recompile()
+    parts.bw_gm.recompile()
+
+
+def _source_of_copies(node: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx.Node]]:
+    """The value of which ``node`` is a copied view, and the steps back to it."""
+    steps: list[torch.fx.Node] = []
+    while node.target in _COPIED_VIEWS and len(node.all_input_nodes) == 1:
+        steps.append(node)
+        node = node.all_input_nodes[0]
+    return node, steps
 
 
 def _with_dense_gradients(create: Callable[..., Callable[..., list[Any]]]) -> Callable[..., Callable[..., list[Any]]]:
