@@ -80,7 +80,8 @@ def _complete_tuples(graph: Graph) -> None:
 
 def _is_item(node: Node) -> bool:
     """Whether a node is an item of a tuple, by its number."""
-    return node.target is operator.getitem and type(node.args[1]) is int and isinstance(value_of(node.all_input_nodes[0]), tuple)
+    source = node.args[0] if node.target is operator.getitem and type(node.args[1]) is int else None
+    return isinstance(source, Node) and isinstance(value_of(source), tuple)
 
 
 @dataclass
@@ -119,15 +120,26 @@ class _Scan:
             constants = tuple(found.node for found in self.constants)
             scan = graph.call_function(torch.ops.higher_order.scan, (graph.get_attr(name), states, rows, constants))
             scan.meta["stack_trace"] = loop.nodes[0].meta.get("stack_trace", "")
-            results = [graph.call_function(operator.getitem, (scan, i)) for i in range(len(states) + len(self.stacked))]
-            lasts = {found.number: result for found, result in zip(self.carried, results, strict=False)}
-            stacked = dict(zip(self.stacked, results[len(states) :], strict=True))
+            numbers = [*(found.number for found in self.carried), *self.stacked]
+            first = len(states) - len(self.carried)
+            results = [self._result(graph, scan, first + i, number) for i, number in enumerate(numbers)]
+            lasts = dict(zip(numbers, results[: len(self.carried)], strict=False))
+            stacked = dict(zip(self.stacked, results[len(self.carried) :], strict=True))
             for store in loop.stores.values():
                 self._store(graph, store.rows, stacked[store.value])
             self._replace_uses(lasts, stacked)
         graph.erase_node(end)
         for node in reversed(loop.nodes):
             graph.erase_node(node)
+
+    def _result(self, graph: Graph, scan: Node, i: int, number: int) -> Node:
+        """A result of the scan. All of them require a gradient if one does."""
+        result = graph.call_function(operator.getitem, (scan, i))
+        operands = [*(found.first for found in self.carried), *(found.source for found in self.rows)]
+        operands += [found.node for found in self.constants]
+        if value_of(self.loop.at(self.loop.count - 1, number)).requires_grad or not any(map(_requires_grad, operands)):
+            return result
+        return graph.call_method("clone", (graph.call_method("detach", (result,)),))
 
     def _rows(self, graph: Graph, found: Rows) -> Node:
         moved, part = graph.call_method("movedim", (found.source, found.dim, 0)), self._part(found)
@@ -252,3 +264,7 @@ def _all_iterations(places: Sequence[Place | None], count: int) -> tuple[int, in
         if all(place == (start + k * step, first.number) for k, place in enumerate(places)):
             return first.number, step
     return -1, 1
+
+
+def _requires_grad(node: Node) -> bool:
+    return bool(getattr(value_of(node), "requires_grad", False))
