@@ -86,6 +86,7 @@ class LoadedProgram(Watched):
     was loaded.
     """
 
+    # transformers evaluates these annotations, so they name nothing that is imported for types only.
     aotpack: LoadInfo
     _aotpack_slots: Slots
     _aotpack_modes: dict[bool, list[str]]
@@ -93,7 +94,7 @@ class LoadedProgram(Watched):
     _aotpack_is_root = True
     _aotpack_in_graph: Callable[[Any, Any], Any]
     """What Dynamo traces instead of a call: takes its arguments. The program's own class has it."""
-    _aotpack_as_html: Callable[[schema.Program, Sequence[tuple[str, str]]], str]
+    _aotpack_as_html: Callable[[Any, Sequence[tuple[str, str]]], str]
     """Describes the program for Jupyter, with further pairs of label and text. The program's own class has it."""
 
     # Names here begin with "aotpack" or "_aotpack", except those of nn.Module. All others belong to
