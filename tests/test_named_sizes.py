@@ -16,6 +16,8 @@ from torch.export import Dim
 import aotpack
 import aotpack_loader
 from aotpack.targets.portable import PortableTarget
+from aotpack.tools.report.describe import argument_type
+from aotpack.tools.report.signature import ranges
 from aotpack_loader.errors import BuildError, InputError
 from aotpack_loader.format.labels import labels_of
 
@@ -74,6 +76,27 @@ def test_derived_dims(tmp_path: Path, front_end: str, shapes: Any, example: Any,
     for n, m in bad:
         with pytest.raises(InputError):
             model(rows(n, requires_grad=True), rows(m))
+
+
+def test_names_of_derived_dims(tmp_path: Path) -> None:
+    """They are shown as sizes, as operands and in errors, not as ``x.shape[0]``."""
+    shapes = {"x": {0: 2 * BATCH}, "y": {0: 3 * BATCH + 1}}
+    args = rows(4, requires_grad=True), rows(7)
+    model = built(both, args, tmp_path, shapes, methods=("train",))
+    method = model.aotpack.program.methods["train"]
+    labels = labels_of(method)
+    assert [labels.text(argument_type(leaf)) for leaf in method.leaves] == [
+        "float32[2*batch, 3], requires grad",
+        "float32[3*batch + 1, 3]",
+    ]
+    assert ranges(method)[:2] == ["2 <= 2*batch <= 128", "4 <= 3*batch + 1 <= 193"]
+    assert "((2*batch) % 2) == 0" in " ".join(ranges(method))
+    with pytest.raises(InputError, match=r"\(\(2\*batch\) % 2\) == 0\); here 2\*batch = x\.shape\[0\] = 5"):
+        model(rows(5, requires_grad=True), rows(7))
+    with pytest.raises(InputError, match=r"expected float32\[2\*batch=2\.\.128,3\]"):
+        model(rows(200, requires_grad=True), rows(301))
+    with pytest.raises(BuildError, match=r"outside of '2\*batch', 2\.\.128"):
+        built(both, (rows(200, requires_grad=True), rows(301)), tmp_path, shapes)
 
 
 def test_a_size_and_an_integer(tmp_path: Path) -> None:

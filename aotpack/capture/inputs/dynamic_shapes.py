@@ -203,4 +203,4 @@ def _bounds(size: Any) -> Bounds:
     if root is None or at is None:
         own = name if name.isidentifier() else ""
         return Bounds(low, high, automatic, own, root=own)
-    return Bounds(low, high, automatic, root=root.__name__, factor=at(1) - at(0), offset=at(0))
+    return Bounds(low, high, automatic, name, root=root.__name__, factor=at(1) - at(0), offset=at(0))

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 
 from . import expressions, schema
 
-_WORD = re.compile(r"[A-Za-z_]\w*")
+_WORD = re.compile(r"((?<=[-+*/%<>=] ))?([A-Za-z_]\w*)(?=( [-+*/%<>=])?)")
+"""A word, and whether an operator of an expression is to the left or right of it."""
+_DERIVED = re.compile(r"[-+*]")
 
 
 class Labels:
@@ -28,8 +30,12 @@ class Labels:
         return self._names.get(symbol, symbol)
 
     def text(self, size: schema.Dim) -> str:
-        """A size or a constraint with the names to show."""
-        return _WORD.sub(lambda found: self.name(found[0]), str(size))
+        """A size or a constraint with the names to show: ``(4*h)`` where it is an operand, else ``4*h``."""
+        return _WORD.sub(self._shown, str(size))
+
+    def _shown(self, found: re.Match[str]) -> str:
+        name, is_operand = self.name(found[2]), found[1] is not None or found[3] is not None
+        return f"({name})" if is_operand and _DERIVED.search(name) else name
 
     def range(self, symbol: schema.Symbol) -> str:
         """A symbol and the values it takes: ``batch=2..64``."""
