@@ -351,7 +351,8 @@ def _lower(targets: Sequence[CpuTarget], graph: lowering.GraphToLower, folder: P
 _ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg)
 """Their messages are escaped."""
 _CONTROL_FLOW = ("cond", "while_loop", "scan", "map_impl", "invoke_subgraph", "flex_attention")
-
+_NEEDS_GRADIENTS = {"while_loop_stack_output": "a while_loop that needs gradients"}
+"""Operators that only gradients bring into a graph, in the words of the model."""
 
 _IN_CPP = operators.MATH_NAMESPACES | operators.TORCH_NAMESPACES
 """Namespaces of operators that C++ calls directly. Others get their strings as JSON."""
@@ -386,14 +387,14 @@ def _strings(arguments: Any) -> Iterator[str]:
 def _refuse_unknown(graphs: Sequence[GraphToCompile]) -> None:
     """Reject control flow that AOTInductor has no code for."""
     known = {aot_autograd.CALL_ON_COPIES, *(getattr(torch.ops.higher_order, name) for name in _CONTROL_FLOW)}
-    problems = [
-        Problem(source_line(node) or item.key, f"{item.key} calls higher_order.{node.target.name()}")
+    unknown = {
+        (source_line(node) or item.key, _NEEDS_GRADIENTS.get(node.target.name(), f"higher_order.{node.target.name()}"))
         for item, node in _nodes(graphs)
         if isinstance(node.target, torch._ops.HigherOrderOperator) and node.target not in known
-    ]
-    if problems:
+    }
+    if unknown:
         raise BuildError(
-            "AOTInductor cannot compile control flow that this model uses.",
-            problems,
-            hint='Build with targets=("portable",). A while_loop that needs gradients becomes while_loop_stack_output.',
+            "The cpu target cannot compile control flow that this model uses.",
+            [Problem(where, what) for where, what in sorted(unknown)],
+            hint='Build with targets=("portable",), which runs it. If the model is not trained: methods=("infer",).',
         )
