@@ -149,6 +149,20 @@ def test_a_size_that_leaves_no_pixel_is_refused(tmp_path: Path, mode: str) -> No
         model(torch.ones(1))
 
 
+@pytest.mark.parametrize("batch", [Dim("batch"), Dim("batch", min=1, max=16)], ids=["open", "range"])
+def test_an_example_of_one_that_operators_decide_by(tmp_path: Path, batch: Any) -> None:
+    """``InstanceNorm`` took no other batch, and the error spoke of 1..2. An open range built a bundle for 1 alone."""
+    model, shapes = torch.nn.InstanceNorm2d(3, affine=True), {"input": {0: batch}}
+    with pytest.raises(
+        BuildError, match=r"(?s)input\.shape\[0\]: .*fixes it at 1\n.*example that has 2 or more in input\.shape\[0\]"
+    ):
+        built(model, (torch.randn(1, 3, 4, 4),), tmp_path, shapes)
+    loaded = built(model, (torch.randn(2, 3, 4, 4),), tmp_path, shapes)
+    for n in (1, 2, 5):
+        x = torch.randn(n, 3, 4, 4)
+        torch.testing.assert_close(loaded(x), model(x))
+
+
 def test_code_that_takes_fewer_sizes_than_asked_for_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A target's own constraints are compared with ``dynamic_shapes``; ``inspect`` would show sizes that never run."""
     compile_portable = PortableTarget.compile

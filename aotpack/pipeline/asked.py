@@ -46,12 +46,14 @@ def check_dynamic(
     ``second``: the method computes second derivatives, so its arguments are not the user's.
     """
     ranges, labels = {symbol.name: symbol for symbol in symbols}, Labels(symbols, sources_of(leaves))
-    problems: list[Problem] = []
+    problems, ones = list[Problem](), list[str]()
     for where, size, bounds in _declared_sizes(shapes, leaves):
-        if isinstance(size, int):
+        fixed = size if isinstance(size, int) else _only_size(ranges.get(size), constraints)
+        if fixed is not None:
             if second:
-                raise _fixed_by_second_derivative(bounds.name or where, size)
-            problems.append(Problem(where, f"dynamic in dynamic_shapes, but the model fixes it at {size}"))
+                raise _fixed_by_second_derivative(bounds.name or where, fixed)
+            problems.append(Problem(where, f"dynamic in dynamic_shapes, but the model fixes it at {fixed}"))
+            ones += [where] if fixed == 1 else []
         elif size in ranges:
             ends = [end for end in (bounds.minimum, bounds.maximum) if end is not None]
             narrower = [*_narrower(where, ranges[size], bounds.minimum, bounds.maximum)]
@@ -67,7 +69,18 @@ def check_dynamic(
         else:
             problems += _narrower(path, found, bounds.minimum or 0, math.inf if bounds.maximum is None else bounds.maximum)
     if problems:
-        raise BuildError("The model does not allow these sizes to vary as dynamic_shapes asks.", problems)
+        raise BuildError(
+            "The model does not allow these sizes to vary as dynamic_shapes asks.",
+            problems,
+            hint=f"Operators decide by a size of 1. Build with an example that has 2 or more in {', '.join(ones)}."
+            if ones
+            else "",
+        )
+
+
+def _only_size(symbol: schema.Symbol | None, constraints: Sequence[str]) -> int | None:
+    """Return the example's size if a constraint allows no other."""
+    return symbol.hint if symbol is not None and f"({symbol.name} == {symbol.hint})" in constraints else None
 
 
 def check_target(shapes: DynamicShapes, methods: Mapping[str, MethodSpec], target: schema.Target) -> None:
