@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -158,3 +160,32 @@ def test_a_written_view_beside_a_saved_one_is_refused(tmp_path: Path) -> None:
         assert torch.equal(leaf.grad, torch.full((2, 3), 2.0))
         rows = torch.ones(2, 3)
         assert torch.equal(model(rows[0], rows[1]), torch.full((3,), 2.0))  # nothing is recorded
+
+
+def view_of_value(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.sin()
+    with torch.no_grad():
+        return y, y.view(-1)
+
+
+def view_of_argument(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.sin()
+    with torch.no_grad():
+        return y, x.view(-1)
+
+
+@pytest.mark.parametrize("function", [view_of_value, view_of_argument])
+def test_a_view_made_without_gradients_has_no_backward(tmp_path: Path, function: Callable[..., Any]) -> None:
+    """It requires a gradient because its base does. Autograd has no node of it, nor does it collect a gradient."""
+    aotpack.build(
+        function, (torch.randn(2, 3, requires_grad=True),), out=tmp_path / "m", targets=("portable",), methods=("train",)
+    )
+    for call in (function, aotpack_loader.load(tmp_path / "m")):
+        x = torch.randn(2, 3, requires_grad=True)
+        y, view = call(x)
+        assert view.requires_grad
+        with pytest.raises(RuntimeError, match="element 1 of tensors does not require grad"):
+            torch.autograd.backward([y, view], [torch.ones_like(y), torch.ones_like(view)])
+        (y.sum() + view.sum()).backward()
+        torch.testing.assert_close(x.grad, x.cos())
+        assert view.grad is None

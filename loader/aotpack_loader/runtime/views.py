@@ -123,8 +123,9 @@ def replayer(number: int, result: schema.AliasResult, wanted: Collection[Key]) -
     def replay(base: torch.Tensor, environment: Environment, kept: Kept) -> torch.Tensor:
         if not history:
             with torch.no_grad():
-                value = own(run(base, environment, kept), base)
-                value.requires_grad_(requires_grad and base.requires_grad)
+                value, wanted = own(run(base, environment, kept), base), requires_grad and base.requires_grad
+                if value.requires_grad != wanted:  # such a view answers for its base, and backward() refuses it
+                    value.requires_grad_(wanted)
         else:
             value = run(base, environment, kept)
             value = value.detach() if value.requires_grad and not requires_grad else own(value, base)
