@@ -208,6 +208,23 @@ def test_an_adapter_is_saved_without_peft(build: Callable[..., Any], tmp_path: P
         aotpack_loader.save_adapter(nn.Linear(2, 2), tmp_path / "none")
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lora(task_type="CAUSAL_LM"),
+        lambda: peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+        lambda: peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2),
+    ],
+    ids=["lora", "prompt", "prefix"],
+)
+def test_adapters_for_a_loaded_bundle_are_refused_with_what_to_do(build: Callable[..., Any], make: Callable[[], Any]) -> None:
+    model = build(gpt2)
+    with pytest.raises(EditError, match="build the bundle from what that returns") as caught:
+        peft.get_peft_model(model, make())
+    assert caught.value.__context__ is None
+    assert not hasattr(model, "prepare_inputs_for_generation")
+
+
 def test_an_adapter_that_does_not_fit_changes_nothing(build: Callable[..., Any], tmp_path: Path) -> None:
     adapted(target_modules=["c_proj"]).save_pretrained(tmp_path)
     model = build(adapted)

@@ -184,6 +184,7 @@ def members(recorded: schema.Pretrained) -> dict[str, Any]:
     if recorded.generation_config is not None:
         body["generation_config"] = _configuration(recorded.generation_config, "generation_config")
         body["generate"] = refusal("generate")  # only such models have it
+        body["_aotpack_names"] = frozenset({"prepare_inputs_for_generation"})  # which generate() and peft call
     body["get_input_embeddings"] = _embeddings(recorded.input_embeddings)
     body["get_output_embeddings"] = _embeddings(recorded.output_embeddings)
     body["_aotpack_unsaved"] = frozenset(recorded.unsaved)

@@ -220,8 +220,8 @@ def _checked_registration(name: str) -> Callable[..., Any]:
 class Watched(nn.Module):
     """A module of a loaded program. It reports changes to :class:`Edits` and refuses those without effect.
 
-    ``_aotpack_known`` are the original's plain attributes. ``_aotpack_names`` are the names of
-    further ones. ``_aotpack_held`` are the names of parameters and buffers.
+    ``_aotpack_known`` are the original's plain attributes, ``_aotpack_names`` the names of others,
+    and ``_aotpack_held`` those of parameters and buffers.
     """
 
     _aotpack_edits: Edits
@@ -295,8 +295,7 @@ class Watched(nn.Module):
     def apply(self, fn: Callable[[nn.Module], object]) -> Self:
         """Apply ``fn`` as any module does.
 
-        If ``fn`` asks a module for code of the original, it gets an error instead of an absent
-        attribute.
+        If ``fn`` asks a module for code of the original, it gets an error, not an absent attribute.
         """
         edits = self._aotpack_edits
         outer, edits.applying = edits.applying, True
@@ -311,11 +310,12 @@ class Watched(nn.Module):
         except AttributeError:
             if name not in self._aotpack_names or name.startswith("__"):
                 raise
-        error = EditError if self._aotpack_edits.applying else MissingCodeError
-        raise error(
+        from ..runtime.tool_hints import advice_to_caller  # only for errors
+
+        raise (EditError if self._aotpack_edits.applying else MissingCodeError)(
             "A loaded bundle does not hold the code of its model.",
             [Problem(_join(self._aotpack_path, name), "is part of the original's code, which is compiled in")],
-            hint="Call or read it on the model itself. What a module holds besides parameters and numbers is not in a bundle.",
+            hint=advice_to_caller() or "Call or read it on the model itself. A bundle holds parameters and numbers of modules.",
         )
 
     def __copy__(self) -> Self:

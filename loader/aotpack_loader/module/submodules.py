@@ -75,7 +75,7 @@ def shown(text: str) -> str:
 def add_modules(root: Watched, modules: list[ModuleOutline], edits: Edits) -> None:
     """Add the original's modules below ``root``, in their recorded modes."""
     first = modules[0] if modules else None
-    vars(root)["_aotpack_names"] = frozenset(first.names if first else ())
+    vars(root)["_aotpack_names"] = root._aotpack_names.union(first.names if first else ())
     vars(root)["_aotpack_text"] = first.text if first else ""
     root._aotpack_watch(edits, "", first.attributes if first else {})
     made: dict[str, nn.Module] = {"": root}

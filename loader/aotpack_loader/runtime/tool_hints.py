@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable
 
 _WHOLE = (
@@ -27,3 +28,9 @@ def advice(homes: Iterable[str]) -> str:
     """The hint for a tool defined in one of the modules ``homes``; empty if none is known."""
     found = (hint for home in homes for prefix, hint in _ADVICE.items() if home.startswith(prefix))
     return next(found, "")
+
+
+def advice_to_caller() -> str:
+    """The hint if ``peft`` is reading the code of a model, to add adapters to it; empty otherwise."""
+    homes = (frame.f_globals.get("__name__") or "" for frame, _ in traceback.walk_stack(None))
+    return advice(home for home in homes if home.partition(".")[0] == "peft")
