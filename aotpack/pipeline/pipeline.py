@@ -21,7 +21,6 @@ import torch
 
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.archive.digest import hex_part
-from aotpack_loader.errors import BuildError, Problem
 from aotpack_loader.format import schema
 from aotpack_loader.trust import decide_trust, record_built
 
@@ -46,7 +45,7 @@ from .collector import gc_tuned_for_build
 from .context import BuildContext, Example
 from .materials import Material, materials_of
 from .options import FRONT_ENDS, UNNAMED_BUILDER, Options, RandomMode
-from .preflight import check_build, check_compile
+from .preflight import check_args, check_build, check_compile
 from .progress import BuildReport, Observer, Run
 from .provenance import COMPILE_TYPE, Papers
 from .selftest import record
@@ -156,7 +155,7 @@ def build(
         BuildError: the model cannot be built. Nothing was written.
     """
     asked = Options(**{given: value for given, value in locals().items() if given not in ("model", "args", "kwargs")})
-    options, chosen = check_build(asked, lambda: _check_args(args))
+    options, chosen = check_build(asked, lambda: check_args(args))
     run = Run(observer)
     papers = _papers(model, options)
     fixes = _checked_torch(run, chosen, allow_untested_torch)
@@ -177,12 +176,6 @@ def build(
         report = finish.write(in_progress, [checked[target.name] for target in chosen])
     record_built(report.digest)
     return _with_methods(report, traced[0].methods, options)
-
-
-def _check_args(args: object) -> None:
-    if not isinstance(args, tuple):
-        problem = Problem("args", f"expected a tuple of positional arguments, got {type(args).__name__}")
-        raise BuildError("The build's options are not valid.", [problem])
 
 
 def _papers(model: torch.nn.Module | Callable[..., Any], options: Options) -> Papers:

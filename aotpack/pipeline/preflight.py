@@ -24,6 +24,17 @@ from .specializations import refuse_unused
 T = TypeVar("T")
 
 
+def check_args(args: object) -> None:
+    """Check the positional arguments of the example.
+
+    Raises:
+        BuildError: they are no tuple.
+    """
+    if not isinstance(args, tuple):
+        problem = Problem("args", f"expected a tuple of positional arguments, got {type(args).__name__}")
+        raise BuildError("The build's options are not valid.", [problem])
+
+
 def check_build(options: Options, *also: Callable[[], object]) -> tuple[Options, list[Target]]:
     """Check the options of a build. Return them with the caller's autocast, and the targets.
 
