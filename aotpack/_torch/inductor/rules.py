@@ -25,31 +25,12 @@ _PIECE: Final = 2**19
 """Elements of a product that a processor's cache holds."""
 _PIECES: Final = 8
 """The largest number of pieces: each is code of its own."""
-_HALVES: Final = (torch.bfloat16, torch.float16)
-_IN_STEPS: Final = ("hann_window", "linspace")
-"""Operators that eager computes in half precision step by step. torch's rules round once, at the end."""
 
 
 def adapted(table: Rules) -> Rules:
     """Inductor's rules without those of operators that Inductor must see whole, and with ours."""
     whole = {*rows.KEPT, *eager_kernels.KEPT_WHOLE, *_SUMS}
-    rules = {operator: rule for operator, rule in table.items() if operator not in whole}
-    in_steps = {operator: _unless_half(rule) for operator, rule in rules.items() if _name(operator) in _IN_STEPS}
-    return {**rules, **in_steps, **_OWN}
-
-
-def _name(operator: Any) -> str:
-    return str(operator.__name__).partition(".")[0]
-
-
-def _unless_half(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """``rule``, and eager's kernel for results in half precision."""
-
-    def ruled(*args: Any, dtype: torch.dtype | None = None, **how: Any) -> Any:
-        is_half = (dtype or torch.get_default_dtype()) in _HALVES
-        return NotImplemented if is_half else rule(*args, dtype=dtype, **how)
-
-    return ruled
+    return {operator: rule for operator, rule in table.items() if operator not in whole} | dict(_OWN)
 
 
 def _eye(

@@ -106,26 +106,6 @@ def half_gradients(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return F.elu(x, 0.3), F.selu(x), F.hardswish(x), F.smooth_l1_loss(x, x * 0.3, beta=0.3), F.elu(y, 0.3), F.hardswish(y)
 
 
-def half_sequences(x: Tensor) -> tuple[Tensor, ...]:
-    """Sequences that eager computes step by step in half precision."""
-    found = [
-        sequence(dtype)
-        for dtype in (torch.float16, torch.bfloat16)
-        for sequence in (
-            lambda dtype: torch.linspace(0, 1, 4, dtype=dtype),
-            lambda dtype: torch.linspace(-3, 7, 37, dtype=dtype),
-            lambda dtype: torch.hann_window(40, dtype=dtype),
-            lambda dtype: torch.hamming_window(40, dtype=dtype),
-            lambda dtype: torch.arange(0, 5, 0.13, dtype=dtype),
-        )
-    ]
-    return tuple(x * sequence.float() * 1e4 for sequence in found)
-
-
-def shrunk(x: Tensor) -> Tensor:
-    return F.hardshrink(x, 0.3)
-
-
 def pools_at_nan(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return F.adaptive_max_pool1d(x, 3), F.adaptive_max_pool1d(x, 2), F.adaptive_max_pool2d(y, 3)
 
@@ -210,9 +190,7 @@ CASES: list[Case] = [
             ("thresholds of half precision", thresholds, [_leaf(_AT_THRESHOLD.bfloat16()), _leaf(_AT_THRESHOLD.half())]),
             ("negative numbers to unsigned ones", unsigned, [const(torch.linspace(-3.5, 90.0, 35))]),
             ("results in half precision", half_results, [g(66), const(_HALVES)]),
-            ("sequences in half precision", half_sequences, [g(1)]),
             ("gradients in half precision", half_gradients, [_leaf(_HALVES.bfloat16()), _leaf(_HALVES.half())]),
-            ("hardshrink of NaN", shrunk, [_leaf(_SPECIAL.repeat(1, 4))]),
             ("pools of NaN", pools_at_nan, [_leaf(_ONE_NAN), _leaf(_ONE_NAN.reshape(1, 2, 6, 7))]),
             ("margins out of range", large_margins, [_leaf(torch.linspace(-300.0, 300.0, 35))]),
             ("a view beside what is detached", view_and_detached, [g(2, 4)]),
