@@ -14,6 +14,7 @@ from torch.export import Dim
 
 import aotpack
 import aotpack_loader
+from aotpack.capture.loops.carries import copy_captured_carries
 from aotpack_loader.archive.bundle import Bundle
 
 LONG = 16
@@ -185,6 +186,14 @@ def writes_to_its_state(m: Any, x: Tensor) -> Any:
     return h
 
 
+def shifts_its_state(m: Any, x: Tensor) -> Any:
+    h, flags = x[:, 0], torch.ones(4, dtype=torch.int64)
+    for t in range(x.shape[1]):
+        flags <<= 1
+        h = m.gru(x[:, t], h) + flags.clone() * 1e-6
+    return h
+
+
 def writes_to_the_argument(m: Any, x: Tensor) -> Any:
     y = x * 1
     h = y[:, 0].clone()
@@ -234,6 +243,7 @@ def with_dropout(m: Any, x: Tensor) -> Any:
 
 UNROLLED = (
     writes_to_its_state,
+    shifts_its_state,
     writes_to_the_argument,
     views_of_the_argument,
     two_results_of_one_memory,
@@ -300,6 +310,18 @@ def test_batch_and_length_vary_in_native_code(tmp_path: Path) -> None:
         x = torch.randn(batch, length, 4)
         for mine, eager in zip(outcome(loaded, x), outcome(model, x), strict=True):
             torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-5)
+
+
+def test_a_number_that_a_loop_carries_is_not_copied() -> None:
+    """Only tensors that a ``while_loop`` carries and captures are."""
+    graph = torch.fx.Graph()
+    count, x = graph.placeholder("count"), graph.placeholder("x")
+    count.meta["example_value"], x.meta["example_value"] = 3, torch.zeros(2)
+    loop = graph.call_function(torch.ops.higher_order.while_loop, (None, None, (count, x), (count, x)))
+    graph.output(loop)
+    copy_captured_carries(torch.fx.GraphModule({}, graph))
+    assert loop.args[2][0] is count  # type: ignore[index]
+    assert loop.args[2][1].target == "clone"  # type: ignore[index,union-attr]
 
 
 def test_few_iterations_stay(tmp_path: Path) -> None:

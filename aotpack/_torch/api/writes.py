@@ -48,10 +48,11 @@ def writes_by_name(name: str, kwargs: Mapping[str, Any]) -> bool:
 
 def may_move_versions(graph: torch.fx.Graph) -> bool:
     """Whether a graph that Dynamo captured has calls that may move the version counter of a tensor."""
-    return any(_is_in_place(node) for node in graph.nodes if node.op in ("call_function", "call_method"))
+    return any(is_in_place(node) for node in graph.nodes if node.op in ("call_function", "call_method"))
 
 
-def _is_in_place(node: torch.fx.Node) -> bool:
+def is_in_place(node: torch.fx.Node) -> bool:
+    """Whether a call in Dynamo's graph may write to a tensor or change its sizes."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "").partition(".")[0]
     by_name = name.endswith("_") and not name.endswith("__")
     return by_name or name in _OPERATORS or writes_by_name(name, node.kwargs) or node.kwargs.get("out") is not None
@@ -71,7 +72,7 @@ def _in_place() -> frozenset[str]:
     )
 
 
-_ASSIGNMENTS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+_ASSIGNMENTS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 _WRITING = _in_place() | {f"__i{name}__" for name in _ASSIGNMENTS} | {"__setitem__"}
 _OPERATORS = {f"i{name}" for name in _ASSIGNMENTS} | {"setitem"}
 """Names of the functions of :mod:`operator` that write to their first argument."""

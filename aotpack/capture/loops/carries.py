@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeGuard
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from ..._torch.api.graph_modules import graph_modules_in
 from .nodes import memory, value_of
@@ -19,18 +19,14 @@ def copy_captured_carries(module: GraphModule) -> None:
     for part in graph_modules_in(module):
         for loop in part.graph.find_nodes(op="call_function", target=torch.ops.higher_order.while_loop):
             cond, body, carried, captured = loop.args
-            taken = {memory(item) for item in captured if isinstance(item, Node)}
+            taken = {memory(item) for item in captured if _is_tensor(item)}
             with part.graph.inserting_before(loop):
                 own = [
-                    part.graph.call_method("clone", (item,)) if isinstance(item, Node) and memory(item) in taken else item
+                    part.graph.call_method("clone", (item,)) if _is_tensor(item) and memory(item) in taken else item
                     for item in carried
                 ]
             loop.args = (cond, body, tuple(own), captured)
         part.recompile()
-
-
-def _copied(graph: Graph, item: Node) -> Node:
-    return graph.call_method("clone", (item,))
 
 
 def _is_tensor(item: Any) -> TypeGuard[Node]:

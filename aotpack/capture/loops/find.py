@@ -12,10 +12,10 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from ..._torch.api.writes import is_in_place
 from .nodes import JOINS, Row, key_of, memory, row_of, value_of, written_row
 
 _CANDIDATES: Final = 8
-_IN_PLACE: Final = frozenset({operator.setitem, operator.delitem})
 _READS: Final = (operator.getitem, getattr)
 
 
@@ -195,7 +195,7 @@ def _can_roll(loop: Loop) -> bool:
     if len({*stored}) < len(stored) or {*stored} & outside:
         return False
     for k in (0, 1):  # in the second iteration, what is carried is of the first
-        written = [node for number in range(loop.period) if number not in loop.stores and _writes(node := loop.at(k, number))]
+        written = [node for number in range(loop.period) if number not in loop.stores and is_in_place(node := loop.at(k, number))]
         carried = {memory(loop.at(0, found.number)) for found in loop.each(Carried)} if k else set()
         if any(memory(_read(node)[0]) in outside | carried or memory(_read(node)[0]) not in own for node in written):
             return False
@@ -209,16 +209,6 @@ def _can_roll(loop: Loop) -> bool:
     if not all(isinstance(value, (torch.Tensor, int, torch.SymInt)) for value in values):
         return False
     return all(_fits(found.first, loop.at(0, found.number)) for found in loop.each(Carried))
-
-
-def _writes(node: Node) -> bool:
-    if node.target in _IN_PLACE or node.kwargs.get("inplace") is True or node.kwargs.get("out") is not None:
-        return True
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    in_place = node.op == "call_function" and getattr(operator, name, None) is node.target and name.startswith("i")
-    return (in_place and name not in ("index", "indexOf", "inv", "invert", "is_", "is_not", "itemgetter")) or (
-        name.endswith("_") and not name.endswith("__")
-    )
 
 
 def _changes_modes(node: Node) -> bool:

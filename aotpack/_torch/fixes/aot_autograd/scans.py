@@ -74,8 +74,8 @@ def _save_operands_themselves(scan: Any) -> None:
         source, steps = _source_of_copies(result)
         if source not in same or not steps:
             continue
-        results[parts.n_fw_outputs + i] = value = source
-        operand.meta["val"] = value.meta["val"]
+        results[parts.n_fw_outputs + i] = source
+        operand.meta["val"] = source.meta["val"]
         made, users = operand, list(operand.users)
         for step in reversed(steps):
             with parts.bw_gm.graph.inserting_after(made):

@@ -10,7 +10,6 @@ import sympy
 import torch
 from torch._inductor.fx_passes import post_grad
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
 
 from ...api.patching import patched
 
@@ -37,7 +36,7 @@ def pass_sizes_to_scans() -> Iterator[None]:
 
 def _add_sizes(module: GraphModule, scan: Node) -> None:
     step, init, rows, additional = scan.args
-    operands = _nodes((init, rows, additional))
+    operands = [node for node in scan.all_input_nodes if node is not step]
     needed = {symbol for value in scan.meta["val"][len(init) :] for symbol in _symbols(value)}  # type: ignore[arg-type]
     given = {expression for node in operands if (expression := _expression(node.meta["val"])) is not None}
     sources = [*operands, *module.graph.find_nodes(op="placeholder")]
@@ -60,17 +59,6 @@ def _add_sizes(module: GraphModule, scan: Node) -> None:
         operand.meta["val"] = size.meta["val"]
     inner.recompile()
     scan.args = (step, init, rows, (*additional, *sizes))  # type: ignore[misc]
-
-
-def _nodes(values: Any) -> list[Node]:
-    found: list[Node] = []
-
-    def add(node: Node) -> Node:
-        found.append(node)
-        return node
-
-    map_arg(values, add)
-    return found
 
 
 def _sizes(node: Node) -> list[tuple[int, Any]]:
