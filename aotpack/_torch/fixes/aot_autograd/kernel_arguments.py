@@ -51,9 +51,10 @@ class KernelArgumentsMode(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        values = tree_leaves((args, kwargs))
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
         name = getattr(function, "__name__", "").partition(".")[0].strip("_")
-        if _is_unusual(name, tensors) and _computes(function) and all(map(_can_be_made, tensors)):
+        if _is_unusual(name, tensors) and _computes(function) and all(map(_can_be_made, values)):
             reached("aot-arguments-of-kernels")
             _call_on_others(function, args, kwargs)
         return function(*args, **kwargs)
@@ -90,8 +91,13 @@ def _computes(function: Callable[..., Any]) -> bool:
     return module in ("torch", "torch.functional", "torch.nn.functional", "torch._ops.aten") or module.startswith("torch._C")
 
 
-def _can_be_made(tensor: torch.Tensor) -> bool:
-    """Whether another tensor of this type and these sizes can be made; sizes that depend on data are not known."""
+def _can_be_made(value: object) -> bool:
+    """Whether another argument of this kind can be made. Numbers and sizes that depend on data are not known."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return not free_unbacked_symbols(value)
+    if not isinstance(value, torch.Tensor):
+        return True
+    tensor = value
     if tensor.device.type != "cpu" or not is_plain(tensor) or free_unbacked_symbols(tensor):
         return False
     return extent(_hints(tensor.shape), _hints(tensor.stride())) <= _MOST
