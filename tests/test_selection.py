@@ -159,3 +159,26 @@ def test_a_file_changes_until_a_run_with_it_passes(tmp_path: Path, monkeypatch: 
     assert selection.has_changed(file)
     selection.note_run(ran, passed=True)
     assert not selection.has_changed(file)
+
+
+class Report:
+    skipped = False
+
+    def __init__(self, nodeid: str, duration: float) -> None:
+        self.nodeid, self.duration = nodeid, duration
+
+
+def test_a_test_takes_turns_by_its_last_run_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOTPACK_TESTS", "commit")
+    monkeypatch.setenv("AOTPACK_TEST_CACHE", str(tmp_path))
+    selection._seconds.cache_clear()
+    selection.note_run(
+        [Report("tests/a.py::slow", 30), Report("tests/a.py::slow", 20), Report("tests/a.py::fast", 0.1)], passed=False
+    )  # type: ignore[list-item]
+    selection._seconds.cache_clear()
+    try:
+        assert selection._seconds()["tests/a.py::slow"] == 50
+        assert "tests/a.py::fast" not in selection._seconds()
+        assert not (tmp_path / "files.json").exists()
+    finally:
+        selection._seconds.cache_clear()

@@ -1,7 +1,7 @@
 """What ``scripts/test`` leaves to other commits. ``pytest`` by hand and nightly run all tests.
 
-A case with the marker ``turns(N)`` runs at one in N commits, and so does a test that takes N seconds by seconds.json. It also
-runs if its file has changed since the last run that passed on this machine.
+A case with the marker ``turns(N)`` runs at one in N commits, and so does a test that takes N seconds by its last run on this
+machine, or else by seconds.json. It also runs if its file has changed since the last run that passed on this machine.
 A row of the conformance table also runs at once if a function that it enters has changed, and not many rows enter that
 function. Of those that many enter, the rows whose turn it is tell.
 
@@ -57,25 +57,28 @@ def is_due(test: str, parts: int = 1) -> bool:
 @functools.cache
 def _seconds() -> Mapping[str, int]:
     """What the tests take that take long, by node ID."""
-    return json.loads(_SECONDS.read_text())
+    path = _kept("seconds.json")
+    return json.loads(_SECONDS.read_text()) | (json.loads(path.read_text()) if path is not None and path.exists() else {})
 
 
 def note_run(reports: Iterable[pytest.TestReport], passed: bool) -> None:
-    """After a run: nightly writes seconds.json, and a run of a commit that passed notes its files."""
+    """After a run: write what its tests took. A run of a commit that passed notes its files, too."""
+    seconds = defaultdict[str, float](float)
+    for report in reports:
+        seconds[report.nodeid] += 0 if report.skipped else report.duration
+    found = {test: round(took) for test, took in sorted(seconds.items()) if took >= _LONG}
     if nightly():
-        seconds = defaultdict[str, float](float)
-        for report in reports:
-            seconds[report.nodeid] += report.duration
-        found = {test: round(took) for test, took in sorted(seconds.items()) if took >= _LONG}
         _SECONDS.write_text(json.dumps(found, indent=1) + "\n")
-    elif passed and (path := _noted_files()):
+    elif path := _kept("seconds.json"):
+        path.write_text(json.dumps(_seconds() | found))
+    if passed and (path := _kept("files.json")):
         ran = {report.nodeid.partition("::")[0] for report in reports}
         path.write_text(json.dumps(_files_of_last_run(path) | {file: _hashes(file) for file in sorted(ran)}))
 
 
 def has_changed(file: str) -> bool:
     """Whether a file of tests has changed since the last run of a commit that passed with it on this machine."""
-    path = _noted_files()
+    path = _kept("files.json")
     return path is not None and _files_of_last_run(path).get(file, _hashes(file)) != _hashes(file)
 
 
@@ -83,9 +86,10 @@ def _files_of_last_run(path: Path) -> dict[str, Mapping[str, str]]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def _noted_files() -> Path | None:
+def _kept(name: str) -> Path | None:
+    """A file that runs of commits keep on this machine."""
     kept = os.environ.get("AOTPACK_TEST_CACHE")
-    return Path(kept, "files.json") if kept and os.environ.get("AOTPACK_TESTS") == "commit" else None
+    return Path(kept, name) if kept and os.environ.get("AOTPACK_TESTS") == "commit" else None
 
 
 @functools.cache
