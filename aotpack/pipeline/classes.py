@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from aotpack_loader.errors import CaptureError
+from aotpack_loader.format import schema
 from aotpack_loader.format.interface import ASSIGNED
 
 from .. import capture
@@ -21,9 +22,10 @@ from .._torch.tracing import decompositions
 from .._torch.tracing.aot_autograd import Decompositions
 from .._torch.tracing.state_assignments import PASSABLE
 from ..capture import assigned_state
+from ..optimizer.asked import AskedOptimizer
 from ..targets import Target, by_graphs
 from ..writer.bundle import TargetEntry
-from . import advice, traced_methods
+from . import advice, optimizers, traced_methods
 from .asked import check_target
 from .context import BuildContext, Example, begin
 from .options import Options
@@ -36,32 +38,40 @@ class Traced(NamedTuple):
     context: BuildContext
     methods: list[traced_methods.TracedMethod]
     targets: list[Target]
+    optimizers: Mapping[str, schema.Optimizer]
 
     def check_sizes(self, entries: Sequence[TargetEntry]) -> None:
         """Check that the code of each target takes the sizes that the user asked for."""
-        # The arguments of derivatives are not the user's.
-        methods = {each.plan.name: each.convention.method for each in self.methods if each.plan.role != "derivative"}
+        # The arguments of others are not the user's.
+        methods = {each.plan.name: each.convention.method for each in self.methods if each.plan.role == "call"}
         for entry in entries:
             check_target(self.context.shapes, methods, entry.target)
 
 
-def trace(run: Run, example: Example, options: Options, targets: Sequence[Target], passing: contextlib.ExitStack) -> list[Traced]:
+def trace(
+    run: Run,
+    example: Example,
+    options: Options,
+    targets: Sequence[Target],
+    passing: contextlib.ExitStack,
+    asked: Mapping[str, AskedOptimizer],
+) -> list[Traced]:
     """Trace the methods for each class of decompositions among the targets. The classes share what is stored.
 
     A model that assigns tensors to buffers, and cannot be traced otherwise, takes them as an argument until ``passing`` ends.
     """
     if not _names_buffers(example):
         try:
-            return _trace(run, example, options, targets)
+            return _trace(run, example, options, targets, asked)
         except CaptureError as error:
             passable = "trace" in options.front_ends and isinstance(example.model, torch.nn.Module)
             if not passable or not any(text in str(error) for text in PASSABLE) or not (names := _assigned_by(example)):
                 raise
     elif not (names := _assigned_by(example)):
-        return _trace(run, example, options, targets)  # which says that no argument has such a name
+        return _trace(run, example, options, targets, asked)  # which says that no argument has such a name
     # The other front ends analyse the user's own forward.
     options = replace(options, front_ends=("trace",), regional=False)
-    return _trace(run, _with_state(example, names, passing), options, targets)
+    return _trace(run, _with_state(example, names, passing), options, targets, asked)
 
 
 def _names_buffers(example: Example) -> bool:
@@ -90,14 +100,17 @@ def _assigned_by(example: Example) -> list[str]:
         return assigned_state.find(example.model, example.args, example.kwargs)
 
 
-def _trace(run: Run, example: Example, options: Options, targets: Sequence[Target]) -> list[Traced]:
+def _trace(
+    run: Run, example: Example, options: Options, targets: Sequence[Target], asked: Mapping[str, AskedOptimizer]
+) -> list[Traced]:
     start = begin(run, example, options)
     advice.before_tracing(run, start.module)
     found = []
     for group in by_graphs(targets):
         context = advice.with_regions(replace(start, decompositions=_decompositions(group[0], options)), group)
         with _recurrent_layers(group[0], options):
-            found.append(Traced(context, traced_methods.trace(context), group))
+            methods, steps = traced_methods.trace(context), optimizers.trace(context, asked)
+            found.append(Traced(context, [*methods, *steps.methods], group, steps.documents))
     return found
 
 

@@ -61,6 +61,7 @@ def describe(
             rng=item.rng,
             flags=dict(item.flags),
             lines=_lines(item),
+            step=item.plan.role == "step",
             **vars(item.convention.method),
         )
     return methods, graphs_to_compile(methods, graphs)
@@ -133,6 +134,7 @@ class ProgramParts:
     weights: Sequence[schema.Descriptor]
     self_test: schema.Descriptor | None
     origins: schema.Descriptor | None
+    optimizers: Mapping[str, schema.Optimizer]
 
 
 def assemble(name: str, producer: schema.Producer, context: BuildContext, parts: ProgramParts) -> schema.Program:
@@ -159,6 +161,7 @@ def assemble(name: str, producer: schema.Producer, context: BuildContext, parts:
         signature=describe_signature(context.model),
         pretrained=describe_pretrained(context.module) if context.model is context.module else None,
         assigned=[*context.assigned],
+        optimizers=dict(parts.optimizers),
     )
     program = structs.replace(program, features=features.used(program))
     with as_a_loader():

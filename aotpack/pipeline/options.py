@@ -99,6 +99,7 @@ class Options:
     layout: Literal["file", "directory"] = _option("file", choices=("file", "directory"))
     second_derivatives: bool = _option(False, recorded=True)
     specializations: Sequence[Mapping[str, int]] = _option((), recorded=True)
+    optimizer: Any = None
     warm_up: bool = _option(False, recorded=True)
     regional: bool | None = _option(None, recorded=True)
     tune: bool = _option(False, recorded=True)

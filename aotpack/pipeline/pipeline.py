@@ -35,6 +35,8 @@ from .._torch.fixes.applying import apply_fixes, record_of_fixes
 from .._torch.fixes.gate import check_torch
 from ..capture.caches import emptied_caches
 from ..capture.dry_run.eager import warmed_up
+from ..optimizer.asked import Asked as AskedFor
+from ..optimizer.asked import resolve as resolve_optimizers
 from ..targets import Target
 from ..writer.bundle import BlobStore, TargetEntry
 from ..writer.cache import CompileCache
@@ -78,6 +80,7 @@ def build(
     layout: Literal["file", "directory"] = "file",
     second_derivatives: bool = False,
     specializations: Sequence[Mapping[str, int]] = (),
+    optimizer: AskedFor | None = None,
     warm_up: bool = False,
     regional: bool | None = None,
     tune: bool = False,
@@ -130,6 +133,9 @@ def build(
         specializations: the sizes that targets for fixed sizes (``"xla"``) are compiled for. Each
             entry gives a value for every dynamic size, by the name of its ``torch.export.Dim``:
             ``[{"batch": 8}, {"batch": 32}]``.
+        optimizer: an optimizer of the model's parameters, or a function that makes it from the model:
+            ``lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3)``. Its step is compiled, too
+            (``model.aotpack.optimizer()``). Several have names: ``{"generator": ..., "critic": ...}``.
         warm_up: first call a copy of the model in eager on the example inputs, and trace that
             copy. It then has what a first call sets up: caches, lazily created tensors, parameters
             initialised from data.
@@ -165,7 +171,8 @@ def build(
     with BlobStore(out) as store, contextlib.ExitStack() as passing:
         in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(cache), out, layout, papers)
         with _traceable(run, example, options) as example:
-            traced = classes.trace(run, example, options, chosen, passing)
+            asked_optimizers = resolve_optimizers(optimizer, example.model, model)
+            traced = classes.trace(run, example, options, chosen, passing, asked_optimizers)
             made = _compiled(in_progress, traced, specializations, name=name, self_test=self_test)
         checked: dict[str, tuple[schema.Program, TargetEntry]] = {}
         for one, (program, entries) in zip(traced, made, strict=True):
@@ -236,7 +243,10 @@ def _compiled(
     return [
         (
             documents.assemble(
-                name, in_progress.producer, one.context, documents.ProgramParts(methods, extra, weights, tested, origins)
+                name,
+                in_progress.producer,
+                one.context,
+                documents.ProgramParts(methods, extra, weights, tested, origins, one.optimizers),
             ),
             entries,
         )

@@ -142,14 +142,14 @@ def _trace_as_given(context: BuildContext, plan: MethodPlan) -> TracedMethod:
     module, args, kwargs = context.module, context.args, context.kwargs
     shared = sharing(args, kwargs, [*module.parameters(), *module.buffers()])
     separate = separated(args, kwargs, shared, context.gaps)
-    built = _trace_once(context, plan, Arrangement(module, *separate))
+    built = trace_once(context, plan, Arrangement(module, *separate))
     writes = _writes(built.convention)
     if not shared.leaves & (writes.data | writes.reshaped) and not (built.distinct and shared.identical):
         return built
     paths = [leaf.path for leaf in built.convention.method.leaves]
     compares = built.distinct
     arranged = arrange(module, args, kwargs, shared, writes, paths, grad=plan.grad, compares=compares)
-    return replace(_trace_once(context, plan, arranged), distinct=compares)
+    return replace(trace_once(context, plan, arranged), distinct=compares)
 
 
 def _with_second(context: BuildContext, first: TracedMethod) -> list[TracedMethod]:
@@ -170,7 +170,7 @@ def _with_second(context: BuildContext, first: TracedMethod) -> list[TracedMetho
         # The other front ends expect a user's function here, and would find torch.autograd.grad.
         options = replace(context.options, front_ends=("trace",), regional=False)
         again = replace(context, module=gradients, args=tensors, kwargs={}, shapes=varying, options=options)
-        built = _trace_once(again, plan, Arrangement(gradients, tensors, {}))
+        built = trace_once(again, plan, Arrangement(gradients, tensors, {}))
     finally:
         context.module.training = before
     draws = double_backward.check(first.convention, built.convention)
@@ -203,7 +203,7 @@ def _containers(context: BuildContext, plan: MethodPlan) -> Iterator[Containers]
         yield found
 
 
-def _trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangement) -> TracedMethod:
+def trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangement) -> TracedMethod:
     """Capture, partition and assemble one method, with its inputs as arranged."""
     options = context.options
     unlisted = assigned_state.unlisted(context.module, context.assigned)

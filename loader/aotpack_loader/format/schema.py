@@ -742,7 +742,7 @@ class Backward(Document, frozen=True):
     result_sources: list[list[Index]] = []
 
 
-Role = Literal["call", "derivative"]
+Role = Literal["call", "derivative", "step"]
 
 
 class Mode(Document, frozen=True):
@@ -780,7 +780,7 @@ class Method(Document, frozen=True):
     ``updates`` are containers of the caller that the call changes. Their leaves follow those of
     ``outputs`` in ``results``. ``lines`` maps nodes whose operators may reject values to source lines of
     the original (``model.py:12: return self.embedding(x)``). The keys are the graph and the node
-    (``forward/embedding``). It is for messages only.
+    (``forward/embedding``). It is for messages only. ``step``: it is the update of an optimizer.
     """
 
     serves: list[Mode]
@@ -812,11 +812,12 @@ class Method(Document, frozen=True):
     flags: dict[str, bool] = {}
     updates: list[Update] = []
     lines: dict[str, str] = {}
+    step: bool = False
 
     @property
     def role(self) -> Role:
-        """Who calls it: the user, in the modes that it serves, or another method, for derivatives of its gradients."""
-        return "call" if self.serves else "derivative"
+        """Who calls it: the user, in the modes that it serves; an optimizer; or a method, for derivatives of its gradients."""
+        return "step" if self.step else "call" if self.serves else "derivative"
 
 
 class ModuleClass(Document, frozen=True):
@@ -881,11 +882,52 @@ class Pretrained(Document, frozen=True):
     unsaved: list[Name] = []
 
 
+class OptimizerGroup(Document, frozen=True):
+    """Parameters with the same options, by their names, and the options, as in ``param_groups`` of ``torch.optim``.
+
+    ``numbers`` are the options that may change between steps, by path (``lr``, ``betas.0``). ``zero``: it
+    must stay 0. ``nonzero``: it must not become 0. ``first`` holds the numbers of the step that
+    creates a parameter's state, where they differ.
+    """
+
+    parameters: list[Name]
+    options: dict[Name, Data]
+    numbers: dict[Name, Literal["any", "zero", "nonzero"]] = {}
+    first: dict[Name, FloatArg] = {}
+
+
+class OptimizerUpdate(Document, frozen=True):
+    """How ``parameters`` of ``group`` are updated: by a call of ``method`` for each.
+
+    The arguments of the method are the parameter, its gradient, its state by name, and the numbers of
+    the group by path, as tensors without dimensions. It writes to the parameter and its state. ``flat``:
+    it takes the parameter, and tensors of its sizes, with all dimensions as one, in the order of memory.
+    ``initial`` is what the state holds before the first step: a number, or the path of an option.
+    ``integers`` are the names of state that is an integer in Python.
+    """
+
+    method: Name
+    group: Index
+    parameters: list[Name]
+    initial: dict[Name, FloatArg | Name] = {}
+    flat: bool = False
+    integers: list[Name] = []
+
+
+class Optimizer(Document, frozen=True):
+    """An optimizer of the program's parameters. ``name`` is that of its class in the original; informative."""
+
+    name: Name
+    groups: list[OptimizerGroup]
+    updates: list[OptimizerUpdate]
+
+
 class Program(Document, frozen=True):
     """The program: the config blob of every manifest of a bundle.
 
     ``assigned`` are the buffers to which a call assigns tensors with gradients. A call takes them in the
-    keyword argument ``aotpack_state``, and they are what that dictionary holds afterwards.
+    keyword argument ``aotpack_state``, and they are what that dictionary holds afterwards. ``optimizers``
+    by name; a program with one calls it ``optimizer``.
     """
 
     format: Version
@@ -904,6 +946,7 @@ class Program(Document, frozen=True):
     pretrained: Pretrained | None = None
     origins: Descriptor | None = None
     assigned: list[Name] = []
+    optimizers: dict[Name, Optimizer] = {}
 
 
 class GraphOrigins(Document, frozen=True):

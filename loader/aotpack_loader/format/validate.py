@@ -26,7 +26,7 @@ RESERVED = frozenset({"aotpack", "training"})
 
 
 def validate_program(program: schema.Program, where: str) -> None:
-    """Check rules C1 to C18, less C14, C24, C31 to C33, A1, A2, and C36, C38, C39, C41, K1 to K5, N1 to N4, and V4.
+    """Check rules C1 to C18, less C14, C24, C31 to C33, A1, A2, and C36, C38, C39, C41, C42, K1 to K5, N1 to N4, and V4.
 
     Raises:
         CorruptBundleError: lists every broken rule with its path in the document.
@@ -42,6 +42,10 @@ def validate_program(program: schema.Program, where: str) -> None:
         from . import gradient_rules  # few programs have them
 
         problems = chain(problems, gradient_rules.problems(program))
+    if program.optimizers or any(method.step for method in program.methods.values()):
+        from . import optimizers  # few programs have one
+
+        problems = chain(problems, optimizers.problems(program))
     refuse(where, problems)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -16,6 +18,8 @@ from .submodules import Slots, add_modules, add_state, computed_state, modes_aft
 
 if TYPE_CHECKING:
     from ..format import schema
+    from ..optimizer.optimizer import LoadedOptimizer
+    from ..optimizer.updates import OpenUpdate
     from ..runtime.call import MethodCall
     from .outline import Outline
 
@@ -50,10 +54,39 @@ class LoadInfo:
         program: schema.Program | Callable[[], schema.Program],
         rejected: Mapping[str, str],
         calls: Mapping[str, str],
+        updates: OpenUpdate | None = None,
     ) -> None:
         self.path, self.digest, self.backend, self.reason = path, digest, backend, reason
         self.rejected, self.calls = rejected, calls
-        self._program = program
+        self._program, self._updates = program, updates
+        self._module: weakref.ref[LoadedProgram] | None = None
+
+    def bind(self, module: LoadedProgram) -> None:
+        """Note the module that was loaded."""
+        self._module = weakref.ref(module)
+
+    def optimizer(self, name: str = "optimizer", **numbers: Any) -> LoadedOptimizer:
+        """An optimizer of the bundle over the module's parameters.
+
+        Args:
+            name: its name in the bundle. A bundle with one optimizer calls it ``optimizer``.
+            numbers: values for all groups, in place of those of the build: ``lr=1e-3``.
+
+        Raises:
+            AotpackError: the bundle has no such optimizer.
+            EditError: a parameter was replaced by one of another type or size, or an option is compiled in.
+        """
+        from ..optimizer.optimizer import LoadedOptimizer  # a start does not need it
+
+        described = self.program.optimizers.get(name)
+        module = None if self._module is None else self._module()
+        if described is None or self._updates is None or module is None:
+            known = ", ".join(self.program.optimizers)
+            raise AotpackError(
+                f"The bundle has no optimizer {name!r}." if known else "The bundle has no optimizer.",
+                hint=f"It has {known}." if known else "Build it with one: aotpack build model.py --optimizer adamw --lr 1e-3.",
+            )
+        return LoadedOptimizer(described, self._updates, module._aotpack_state(), numbers)
 
     def __repr__(self) -> str:
         rejected = "".join(f"\n  not {name}: {reason}" for name, reason in self.rejected.items())
@@ -75,7 +108,10 @@ class LoadInfo:
         return tuple(self.calls)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
+        copied, module = copy.copy(self), None if self._module is None else self._module()
+        if (other := memo.get(id(module))) is not None:
+            copied.bind(other)
+        return copied
 
 
 class LoadedProgram(Watched):
@@ -108,6 +144,7 @@ class LoadedProgram(Watched):
     ) -> None:
         nn.Module.__init__(self)  # skips other base classes that a program may have
         self.aotpack = info
+        info.bind(self)
         self._aotpack_calls = {mode: several[0] for mode, several in calls.items()}
         self._aotpack_variants = {mode: several for mode, several in calls.items() if len(several) > 1}
         self.training = outline.training

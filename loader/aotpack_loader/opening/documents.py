@@ -28,7 +28,9 @@ from . import recording
 from .own_class import class_of
 
 if TYPE_CHECKING:
+    from ..devices.base import Executable
     from ..devices.protocols import Device, SizedDevice
+    from ..optimizer.updates import OpenUpdate
     from ..runtime.checks import Checks
     from ..runtime.subclasses.wrappers import Classes
 
@@ -67,7 +69,8 @@ def load_with(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test
         )
         reason = f"{reason}; {tested}"
     made = {name: _natively(call, chosen.device) for name, call in calls.items()}
-    info = LoadInfo(os.fspath(bundle), opened.digest, chosen.target.name, reason, opened.program, chosen.rejected, made)
+    updates = partial(_update, program, chosen)
+    info = LoadInfo(os.fspath(bundle), opened.digest, chosen.target.name, reason, opened.program, chosen.rejected, made, updates)
     outline = outline_of(program)
     module = class_of(outline)(info, outline, chosen.device.moved(state), by_mode(outline.serves, calls))
     recording.keep(opened, options, chosen, outline, info, calls)
@@ -93,13 +96,16 @@ def load_candidate(
     chosen, program, calls = _runnable(opened, classes, options)
     made = {name: _natively(call, chosen.device) for name, call in calls.items()} if native else {}
     opened = opened.for_target(chosen.target.name)
-    info = LoadInfo(os.fspath(bundle), opened.digest, chosen.target.name, chosen.reason, opened.program, chosen.rejected, made)
+    updates = partial(_update, program, chosen)
+    info = LoadInfo(
+        os.fspath(bundle), opened.digest, chosen.target.name, chosen.reason, opened.program, chosen.rejected, made, updates
+    )
     outline = outline_of(program)
     return class_of(outline)(info, outline, chosen.device.moved(state), by_mode(outline.serves, calls)), calls
 
 
-def complete(layout: Layout, digest: str, target: str) -> tuple[schema.Program, dict[str, MethodCall]]:
-    """The program and the calls of a bundle that was loaded from a record, on the same target.
+def complete(layout: Layout, digest: str, target: str) -> tuple[schema.Program, dict[str, MethodCall], OpenUpdate]:
+    """The program, the calls and the updates of a bundle that was loaded from a record, on the same target.
 
     The load has checked that its code may run.
 
@@ -111,7 +117,7 @@ def complete(layout: Layout, digest: str, target: str) -> tuple[schema.Program, 
     chosen, program, calls = _runnable(opened, {}, LoadOptions(backend=target, trust=ALL))
     for call in calls.values():
         _natively(call, chosen.device)
-    return program, calls
+    return program, calls, partial(_update, program, chosen)
 
 
 def _check_pin(bundle: Bundle, digest: str | None) -> None:
@@ -179,6 +185,8 @@ def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, *, classe
     constants = {name: tensor.to(chosen.device.device) for name, tensor in _constants(bundle, program).items()}
     made: dict[str, MethodCall] = {}
     for name, method in program.methods.items():
+        if method.step:
+            continue  # opened when an optimizer is asked for
         if name in chosen.target.constraints:
             method = structs.replace(method, constraints=[*method.constraints, *chosen.target.constraints[name]])
         loaded = LoadedMethod(name, method, constants, entries, chosen.device.device, classes)
@@ -196,6 +204,13 @@ def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, *, classe
         if method.backward is not None and method.backward.second is not None:
             made[name].differentiate_again(made[method.backward.second.method])
     return made
+
+
+def _update(program: schema.Program, chosen: Selection, name: str) -> tuple[schema.Method, Executable]:
+    """The method of an update, and its code."""
+    method = program.methods[name]
+    entries = {entry.name: entry for entry in program.state}
+    return method, chosen.device.executable(f"{name}.forward", method.forward, forward_arity(method, entries))
 
 
 def _natively(call: MethodCall, device: Device) -> str:

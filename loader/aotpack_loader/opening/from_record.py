@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
+    from ..devices.base import Executable
     from ..format import schema
+    from ..optimizer.updates import OpenUpdate
     from ..options import LoadOptions
     from ..runtime.call import MethodCall
 
@@ -102,7 +104,7 @@ def _from_record(path: str, layout: Layout, backend: str | None, trust: str | Co
     calls = {name: _call(name, described, library, codes, tensors, rest) for name, described in record["methods"].items()}
     outline = _outline(record["outline"])
     reason = record["reason"].format(decision.reason)
-    info = LoadInfo(path, digest, record["target"], reason, rest.program, record["rejected"], dict.fromkeys(calls, "native"))
+    info = LoadInfo(path, digest, record["target"], reason, rest.program, record["rejected"], dict.fromkeys(calls, "native"), rest.update)
     state = {name: tensors[name] for name in record["state"]}
     return class_of(outline)(info, outline, state, by_mode(outline.serves, cast("dict[str, MethodCall]", calls)))
 
@@ -125,9 +127,9 @@ class DeferredDocuments:
     def __init__(self, layout: Layout, digest: str, target: str) -> None:
         self._layout, self._digest, self._target = layout, digest, target
         self._lock = threading.Lock()
-        self._read: tuple[schema.Program, dict[str, MethodCall]] | None = None
+        self._read: tuple[schema.Program, dict[str, MethodCall], OpenUpdate] | None = None
 
-    def _complete(self) -> tuple[schema.Program, dict[str, MethodCall]]:
+    def _complete(self) -> tuple[schema.Program, dict[str, MethodCall], OpenUpdate]:
         with self._lock:
             if self._read is None:
                 from .documents import complete  # a usual start and its steps need none of it
@@ -143,6 +145,10 @@ class DeferredDocuments:
     def call(self, name: str) -> MethodCall:
         """The calls of a method, in Python and in native code."""
         return self._complete()[1][name]
+
+    def update(self, name: str) -> tuple[schema.Method, Executable]:
+        """The method of an optimizer's update, and its code."""
+        return self._complete()[2](name)
 
 
 def _open(layout: Layout, root: Path, code: Any, rest: DeferredDocuments) -> tuple[CallLibrary, dict[str, OpenedCode]] | None:

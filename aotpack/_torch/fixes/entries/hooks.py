@@ -393,4 +393,11 @@ HOOKS = (
             "torch._inductor.cpu_vec_isa.valid_vec_isa_list",
         ),
     ),
+    Hook(
+        id="optimizer-extremes",
+        component="aot_autograd",
+        summary="Traces the smaller and the larger of two numbers that Adafactor reads from tensors.",
+        module="api.symbolic_extremes",
+        patches=("torch.optim._adafactor.min", "torch.optim._adafactor.max"),
+    ),
 )

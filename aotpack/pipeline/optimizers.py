@@ -1,0 +1,173 @@
+"""Traces the steps of the optimizers that a user asked for, and describes them.
+
+A method is traced for each kind of parameter: those of one element type whose groups have the same algorithm. An
+elementwise update takes tensors of any size, so one graph serves all parameters of a kind. Others,
+such as Muon's, are traced for each size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from msgspec import structs
+
+from aotpack_loader.errors import UnsupportedError
+from aotpack_loader.format import schema
+
+from ..capture.inputs.dynamic_shapes import resolve as resolve_shapes
+from ..capture.inputs.synthetic_bases import Arrangement
+from ..graph.literals import NOT_A_LITERAL, literal_argument
+from ..optimizer.asked import AskedOptimizer, Group
+from ..optimizer.first_steps import FirstStep, first_step, is_elementwise
+from ..optimizer.update import BranchError, Condition, Update
+from .context import BuildContext
+from .options import MethodPlan
+from .traced_methods import TracedMethod, trace_once
+
+_FLAT: Final = 6
+"""Elements of the flat example. No other size of an update is so large that it could be taken for this one."""
+
+
+@dataclass(frozen=True)
+class TracedOptimizers:
+    """The methods of all optimizers, and their documents by name."""
+
+    methods: list[TracedMethod]
+    documents: Mapping[str, schema.Optimizer]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A traced update, and what it assumes."""
+
+    method: TracedMethod
+    flat: bool
+    start: FirstStep
+    conditions: Mapping[str, Condition]
+
+
+def trace(context: BuildContext, optimizers: Mapping[str, AskedOptimizer]) -> TracedOptimizers:
+    """Trace the steps of the optimizers.
+
+    Raises:
+        UnsupportedError: an update does something that a graph cannot hold.
+    """
+    tracer = _Tracer(context)
+    documents = {name: tracer.optimizer(name, asked) for name, asked in optimizers.items()}
+    return TracedOptimizers(tracer.methods, documents)
+
+
+class _Tracer:
+    def __init__(self, context: BuildContext) -> None:
+        self._context = context
+        self._kinds: dict[Hashable, _Kind] = {}
+
+    @property
+    def methods(self) -> list[TracedMethod]:
+        return [kind.method for kind in self._kinds.values()]
+
+    def optimizer(self, name: str, asked: AskedOptimizer) -> schema.Optimizer:
+        groups: list[schema.OptimizerGroup] = []
+        updates: list[schema.OptimizerUpdate] = []
+        for i, group in enumerate(asked.groups):
+            members: dict[Hashable, list[str]] = {}
+            conditions: dict[str, Condition] = dict.fromkeys(group.numbers, "any")
+            first: dict[str, float] = {}
+            for path, parameter in zip(group.names, group.parameters, strict=True):
+                key = self._key(name, asked, group, parameter)
+                if key not in self._kinds:
+                    self._kinds[key] = self._traced(f"{name}.{len(self._kinds)}", asked, group, parameter)
+                members.setdefault(key, []).append(path)
+                kind = self._kinds[key]
+                conditions |= {number: state for number, state in kind.conditions.items() if state != "any"}
+                first |= kind.start.first
+            options = {option: _data(value) for option, value in group.options.items()}
+            numbers = {path: schema.FloatArg(value) for path, value in first.items()}
+            groups.append(schema.OptimizerGroup([*group.names], options, conditions, numbers))
+            updates += [self._update(self._kinds[key], i, names) for key, names in members.items()]
+        return schema.Optimizer(type(asked.optimizer).__name__, groups, updates)
+
+    def _key(self, name: str, asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> Hashable:
+        """What the graph of an update depends on."""
+        flat = self._is_flat(asked, group, parameter)
+        fixed = repr(sorted(group.traced(dict.fromkeys(group.numbers, None)).items()))
+        zeros = frozenset(path for path, value in group.numbers.items() if value == 0)
+        sizes = () if flat else (parameter.shape, parameter.stride())
+        return name, fixed, zeros, parameter.dtype, flat, sizes
+
+    def _is_flat(self, asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> bool:
+        return is_elementwise(asked, group, parameter.detach())
+
+    def _traced(self, name: str, asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> _Kind:
+        flat = self._is_flat(asked, group, parameter)
+        like = torch.zeros(_FLAT, dtype=parameter.dtype) if flat else parameter.detach().clone()
+        start = first_step(asked, group, like)
+        try:
+            return self._with_step(name, asked, group, like, start, flat=flat, capturable=False)
+        except BranchError:
+            if "capturable" not in group.options:
+                raise
+        return self._with_step(name, asked, group, like, start, flat=flat, capturable=True)
+
+    def _with_step(
+        self, name: str, asked: AskedOptimizer, group: Group, like: torch.Tensor, start: FirstStep, *, flat: bool, capturable: bool
+    ) -> _Kind:
+        update = Update(asked, group, start.integers, capturable=capturable)
+        numbers = {path: torch.tensor(value, dtype=torch.float64) for path, value in group.numbers.items()}
+        state = {name: tensor.clone() for name, tensor in start.state.items()}
+        args = (like, torch.zeros_like(like), state, numbers)
+        any_size = {0: torch.export.Dim("elements", min=2)} if flat else None
+        sizes = {
+            "parameter": any_size,
+            "gradient": any_size,
+            "state": {key: any_size if x.shape == like.shape else None for key, x in state.items()},
+            "numbers": dict.fromkeys(numbers),
+        }
+        context = replace(
+            self._context,
+            model=update,
+            module=update,
+            args=args,
+            kwargs={},
+            shapes=resolve_shapes(update, args, {}, sizes),
+            gaps=frozenset(),
+            options=replace(self._context.options, front_ends=("trace",), regional=False, branches="refuse"),
+            assigned=(),
+        )
+        plan = MethodPlan(name, training=False, grad=False, role="step")
+        method = trace_once(context, plan, Arrangement(update, args, {}))
+        return _Kind(_with_any_size(method) if flat else method, flat, start, update.conditions)
+
+    def _update(self, kind: _Kind, group: int, names: Sequence[str]) -> schema.OptimizerUpdate:
+        start = kind.start
+        initial = {
+            name: value if isinstance(value, str) else schema.FloatArg(value) for name, value in start.initial.items()
+        }
+        return schema.OptimizerUpdate(kind.method.plan.name, group, [*names], initial, kind.flat, [*start.integers])
+
+
+def _data(value: Any) -> schema.Data:
+    """An option as plain data."""
+    if isinstance(value, torch.Tensor):
+        value = value.item()
+    if isinstance(value, (list, tuple)):
+        return schema.DataSequence("tuple" if isinstance(value, tuple) else "list", [_data(item) for item in value])
+    literal = literal_argument(value)
+    assert literal is not NOT_A_LITERAL  # asked.resolve has refused others
+    return literal
+
+
+def _with_any_size(traced: TracedMethod) -> TracedMethod:
+    """An elementwise update takes every number of elements: nothing of its graph differs for 0 and 1.
+
+    Raises:
+        UnsupportedError: the graph takes only some.
+    """
+    method = traced.convention.method
+    if method.constraints or len(method.symbols) != 1:
+        raise UnsupportedError(f"The update {traced.plan.name!r} takes only some sizes: {', '.join(method.constraints)}.")
+    symbols = [structs.replace(symbol, minimum=0, hint=None) for symbol in method.symbols]
+    return replace(traced, convention=replace(traced.convention, method=replace(method, symbols=symbols)))

@@ -1,0 +1,250 @@
+"""The optimizer of a loaded bundle: an instance of ``torch.optim.Optimizer`` whose step is in the bundle.
+
+torch marks some methods of ``Optimizer`` so that Dynamo leaves them alone, and the mark imports Dynamo at the first call.
+This class takes the functions under the marks: a start imports no compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NoReturn
+
+import torch
+from torch.optim import Optimizer
+
+from ..errors import AotpackError, EditError, InputError, Problem, StateError
+from ..format import schema
+from .updates import OpenUpdate, Update
+
+KERNELS: Final = frozenset({"foreach", "fused", "capturable", "differentiable", "params", "initial_lr"})
+"""Keys of a group that change nothing: which kernels eager would take, and what schedulers note."""
+_MOST: Final = 50
+
+
+def _unmarked(function: Any) -> Any:
+    return getattr(function, "__wrapped__", function)
+
+
+class LoadedOptimizer(Optimizer):
+    """An optimizer of a bundle, over parameters of a module that was loaded from it.
+
+    ``state`` and ``param_groups`` are those of ``torch.optim``: checkpoints of the same class of ``torch.optim`` are read
+    and written. The numbers of a group (``lr``, ``betas``) can be set between steps. Other options are compiled in.
+    """
+
+    zero_grad = _unmarked(Optimizer.zero_grad)
+    state_dict = _unmarked(Optimizer.state_dict)
+
+    def __init__(
+        self,
+        described: schema.Optimizer,
+        methods: OpenUpdate,
+        parameters: Mapping[str, torch.nn.Parameter],
+        given: Mapping[str, Any],
+    ) -> None:
+        opened = {name: methods(name) for name in dict.fromkeys(update.method for update in described.updates)}
+        updates = [Update(update, *opened[update.method]) for update in described.updates]
+        self._aotpack_groups = [_Group(group) for group in described.groups]
+        self._aotpack_updates: dict[torch.Tensor, tuple[str, Update]] = {}
+        problems = [Problem(name, "is no number of this optimizer") for name in given if not self._has(name)]
+        for update, one in zip(updates, described.updates, strict=True):
+            for name in one.parameters:
+                parameter = parameters.get(name)
+                if not isinstance(parameter, torch.nn.Parameter) or type(parameter.data) is not torch.Tensor:
+                    problems.append(Problem(name, "is no parameter of the module any more"))
+                    continue
+                problems += (Problem(name, text) for text in update.problems(parameter))
+                self._aotpack_updates[parameter] = name, update
+        if problems:
+            raise EditError("The bundle has no optimizer for these parameters or options.", problems[:_MOST], hint=self._known())
+        groups = [
+            {**group.options, **{k: v for k, v in given.items() if group.has(k)}, "params": [parameters[n] for n in group.names]}
+            for group in self._aotpack_groups
+        ]
+        self._aotpack_open = True
+        super().__init__(groups, {name: value for name, value in groups[0].items() if name != "params"})
+        self._aotpack_open = False
+        self._aotpack_check_options()
+
+    def _has(self, option: str) -> bool:
+        return any(group.has(option) for group in self._aotpack_groups)
+
+    def _known(self) -> str:
+        names = dict.fromkeys(path.partition(".")[0] for group in self._aotpack_groups for path in group.conditions)
+        return f"Its numbers are {', '.join(names)}. For other options build the bundle with another optimizer."
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse: the step is compiled for the groups of the build."""
+        if not self._aotpack_open:
+            raise EditError(
+                "A parameter group cannot be added to the optimizer of a bundle: its step is compiled.",
+                hint="Build the bundle with this group, or make an optimizer of torch.optim for these parameters.",
+            )
+        _unmarked(Optimizer.add_param_group)(self, param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update each parameter that has a gradient.
+
+        Args:
+            closure: reevaluates the model and returns the loss.
+
+        Returns:
+            What the closure returns; None without one.
+
+        Raises:
+            InputError: gradients, state or options do not fit; nothing was updated.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        numbers = self._aotpack_check_options()
+        problems: list[Problem] = []
+        given = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        for parameter in (p for parameters in given for p in parameters):
+            problems += self._aotpack_problems(parameter)
+        if not any(given):
+            problems.append(Problem("", "no parameter has a gradient: call backward() before step()"))
+        if problems:
+            raise InputError("The optimizer cannot step.", problems[:_MOST])
+        for group, values, parameters in zip(self._aotpack_groups, numbers, given, strict=True):
+            tensors = group.tensors(values)
+            for parameter in parameters:
+                update, state = self._aotpack_updates[parameter][1], self.state[parameter]
+                first = not state
+                if first:
+                    state.update(update.new_state(parameter, values))
+                current = group.tensors({**values, **group.first}) if first and group.first else tensors
+                update(parameter, parameter.grad, state, [current[path] for path in update.numbers])
+        return loss
+
+    def _aotpack_problems(self, parameter: torch.Tensor) -> Iterator[Problem]:
+        """What does not fit of a parameter, its gradient and its state."""
+        name, update = self._aotpack_updates[parameter]
+        yield from (Problem(name, text) for text in update.problems(parameter))
+        gradient, state = parameter.grad, self.state.get(parameter)
+        assert gradient is not None
+        found = gradient.layout, gradient.dtype, gradient.device, gradient.shape
+        if found != (torch.strided, parameter.dtype, parameter.device, parameter.shape) or type(gradient) is not torch.Tensor:
+            kind = "sparse " if gradient.layout is not torch.strided else ""
+            yield Problem(f"{name}.grad", f"is a {kind}{gradient.dtype}{list(gradient.shape)} on {gradient.device}")
+        if state:
+            yield from (Problem(name, text) for text in update.state_problems(parameter, state))
+
+    def _aotpack_check_options(self) -> list[dict[str, float]]:
+        """The numbers of each group, by path.
+
+        Raises:
+            InputError: lists options that are compiled in and have changed.
+        """
+        if len(self.param_groups) != len(self._aotpack_groups):
+            raise EditError(f"The optimizer has {len(self._aotpack_groups)} groups in the bundle, and now {len(self.param_groups)}.")
+        problems: list[Problem] = []
+        found = [
+            built.numbers(group, f"param_groups[{i}]", problems)
+            for i, (built, group) in enumerate(zip(self._aotpack_groups, self.param_groups, strict=True))
+        ]
+        if problems:
+            raise InputError("Options of the optimizer are compiled into the bundle.", problems[:_MOST], hint=self._known())
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the state of an optimizer of the same class with the same groups; all or nothing.
+
+        Raises:
+            StateError: lists what does not fit; nothing was changed.
+        """
+        before = dict(self.state), [dict(group) for group in self.param_groups]
+        try:
+            _unmarked(Optimizer.load_state_dict)(self, state_dict)
+            problems = [Problem(self._aotpack_updates[p][0], text) for p in self.state for text in self._aotpack_unfit(p)]
+            if problems:
+                raise StateError("The state is of another optimizer.", problems[:_MOST])
+            self._aotpack_check_options()
+        except BaseException as error:
+            self.state.clear()
+            self.state.update(before[0])
+            self.param_groups[:] = before[1]
+            if isinstance(error, (KeyError, ValueError, TypeError)) and not isinstance(error, AotpackError):
+                raise StateError(f"This is no state of the optimizer: {error}") from error
+            raise
+        for parameter, state in self.state.items():
+            update = self._aotpack_updates[parameter][1]
+            state.update({name: update.laid_out(name, value, parameter) for name, value in state.items()})
+
+    def _aotpack_unfit(self, parameter: torch.Tensor) -> Iterator[str]:
+        state = self.state[parameter]
+        for name in [name for name, value in state.items() if value is None]:  # torch writes some that it does not use
+            del state[name]
+        if state:
+            yield from self._aotpack_updates[parameter][1].state_problems(parameter, state)
+
+    def __reduce__(self) -> NoReturn:
+        raise AotpackError(
+            "The optimizer of a bundle cannot be pickled or copied.",
+            hint="Save its state_dict(), and make another: model.aotpack.optimizer().",
+        )
+
+
+class _Group:
+    """A group of the bundle: its names, its options as Python's values, and which of them are numbers."""
+
+    def __init__(self, described: schema.OptimizerGroup) -> None:
+        self.names, self.conditions = described.parameters, described.numbers
+        self.options = {name: _value(data) for name, data in described.options.items()}
+        self.first = {path: float(number.value) for path, number in described.first.items()}
+        self._last: tuple[dict[str, float], dict[str, torch.Tensor]] = {}, {}
+
+    def has(self, option: str) -> bool:
+        """Whether an option holds numbers."""
+        return any(path.partition(".")[0] == option for path in self.conditions)
+
+    def numbers(self, group: Mapping[str, Any], where: str, problems: list[Problem]) -> dict[str, float]:
+        """The numbers of a group, by path. Adds to ``problems`` what has changed and is compiled in."""
+        found: dict[str, float] = {}
+        for name, built in self.options.items():
+            if name in KERNELS:
+                continue
+            value = group.get(name)
+            items = value if isinstance(value, (list, tuple)) else [value]
+            if isinstance(built, (list, tuple)) != isinstance(value, (list, tuple)) or (
+                isinstance(built, (list, tuple)) and len(built) != len(items)
+            ):
+                problems.append(Problem(f"{where}[{name!r}]", f"is {value!r}, the bundle was built for {built!r}"))
+                continue
+            paths = [f"{name}.{i}" for i in range(len(items))] if isinstance(built, (list, tuple)) else [name]
+            for path, item, of_build in zip(paths, items, built if isinstance(built, (list, tuple)) else [built], strict=True):
+                condition = self.conditions.get(path)
+                if condition is None:
+                    if item != of_build:
+                        problems.append(Problem(f"{where}[{name!r}]", f"is {value!r}, the bundle was built for {built!r}"))
+                    continue
+                if not _is_number(item):
+                    problems.append(Problem(f"{where}[{name!r}]", f"is {value!r}, and no number"))
+                    continue
+                found[path] = float(item)
+                if condition != "any" and (found[path] == 0) != (condition == "zero"):
+                    must = "must stay 0" if condition == "zero" else "must not become 0"
+                    problems.append(Problem(f"{where}[{name!r}]", f"is {value!r}, and {must}: another step was compiled"))
+        return found
+
+    def tensors(self, numbers: dict[str, float]) -> dict[str, torch.Tensor]:
+        """The numbers as the graphs take them."""
+        if self._last[0] != numbers:
+            self._last = numbers, {path: torch.tensor(value, dtype=torch.float64) for path, value in numbers.items()}
+        return self._last[1]
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _value(data: schema.Data) -> Any:
+    """Plain data as Python's values."""
+    if isinstance(data, schema.DataSequence):
+        items: Sequence[Any] = [_value(item) for item in data.items]
+        return tuple(items) if data.kind == "tuple" else items
+    return float(data.value) if isinstance(data, schema.FloatArg) else data

@@ -1,0 +1,138 @@
+"""Runs the update of one parameter: the method of a bundle that computes a step of an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..devices.base import Executable
+from ..errors import CorruptBundleError
+from ..format import schema
+from ..format.optimizers import arguments_of
+
+OpenUpdate = Callable[[str], tuple[schema.Method, Executable]]
+"""Opens the method of an update by its name."""
+
+
+class Update:
+    """The update of the parameters of one kind.
+
+    Args:
+        described: what the program says about it.
+        method: its method.
+        executable: its graph on the device.
+    """
+
+    def __init__(self, described: schema.OptimizerUpdate, method: schema.Method, executable: Executable) -> None:
+        parameter, _, self._state, numbers = arguments_of(method)
+        self.flat, self.integers, self._initial = described.flat, described.integers, described.initial
+        self.dtype: torch.dtype = getattr(torch, parameter.dtype)
+        self.numbers = [*numbers]
+        self._shape, self._stride = ([], []) if described.flat else _geometry(parameter)
+        self._run = executable
+        self._inputs = [primal.leaf for primal in method.primals if isinstance(primal, schema.InputPrimal)]
+        self._writes = [(mutation.primal, mutation.output) for mutation in method.mutations]
+
+    def problems(self, parameter: torch.Tensor) -> Iterator[str]:
+        """Why the code cannot update a parameter."""
+        if parameter.dtype != self.dtype:
+            yield f"is of {parameter.dtype}, the bundle was built for {self.dtype}"
+        elif self.flat:
+            if not _is_dense(parameter):
+                yield f"has the strides {list(parameter.stride())}, so that there are gaps between its elements"
+        elif [*parameter.shape] != self._shape or [*parameter.stride()] != self._stride:
+            found = f"{list(parameter.shape)}, strides {list(parameter.stride())}"
+            yield f"has the sizes {found}, the bundle was built for {self._shape}, {self._stride}"
+
+    def state_problems(self, parameter: torch.Tensor, state: Mapping[str, Any]) -> Iterator[str]:
+        """What differs between ``state`` and the state that the code takes for a parameter."""
+        if state.keys() != self._state.keys():
+            yield f"has the state {', '.join(sorted(state))}, and not {', '.join(sorted(self._state))}"
+            return
+        for name, leaf in self._state.items():
+            value = state[name]
+            if name in self.integers:
+                if type(value) is not int:
+                    yield f"has a {type(value).__name__} as {name}, and no integer"
+                continue
+            if not isinstance(value, torch.Tensor):
+                yield f"has a {type(value).__name__} as {name}, and no tensor"
+                continue
+            shape, dtype = self._shape_of(leaf, parameter), getattr(torch, leaf.dtype)
+            if [*value.shape] != shape or value.dtype != dtype or value.device != parameter.device:
+                found = f"{value.dtype}{list(value.shape)} on {value.device}"
+                yield f"has {found} as {name}, and not {dtype}{shape} on {parameter.device}"
+
+    def _shape_of(self, leaf: schema.TensorLeaf, parameter: torch.Tensor) -> list[int]:
+        return [*parameter.shape] if self._is_like(leaf) else _geometry(leaf)[0]
+
+    def _is_like(self, leaf: schema.TensorLeaf) -> bool:
+        """Whether a state has the sizes and strides of its parameter."""
+        return self.flat and len(leaf.shape) == 1
+
+    def new_state(self, parameter: torch.Tensor, numbers: Mapping[str, float]) -> dict[str, Any]:
+        """The state of a parameter before its first step. ``numbers`` are the options of its group, by path."""
+        state: dict[str, Any] = {}
+        for name, leaf in self._state.items():
+            initial = self._initial[name]
+            value = numbers[initial] if isinstance(initial, str) else float(initial.value)
+            state[name] = int(value) if name in self.integers else self._blank(leaf, parameter).fill_(value)
+        return state
+
+    def laid_out(self, name: str, value: Any, parameter: torch.Tensor) -> Any:
+        """A state with the strides that the code takes: itself, or a copy."""
+        if name in self.integers or not isinstance(value, torch.Tensor):
+            return value
+        blank = self._blank(self._state[name], parameter)
+        return value if value.stride() == blank.stride() else blank.copy_(value)
+
+    def _blank(self, leaf: schema.TensorLeaf, parameter: torch.Tensor) -> torch.Tensor:
+        dtype = getattr(torch, leaf.dtype)
+        if self._is_like(leaf):
+            return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        return torch.empty_strided(*_geometry(leaf), dtype=dtype, device=parameter.device)
+
+    def __call__(
+        self, parameter: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any], numbers: Sequence[torch.Tensor]
+    ) -> None:
+        """Update a parameter and its state in place.
+
+        ``gradient`` has the parameter's sizes, and may have other strides. ``numbers`` are in the order of ``self.numbers``.
+        """
+        if gradient.stride() != parameter.stride():
+            gradient = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+        held = [torch.tensor(state[name]) if name in self.integers else state[name] for name in self._state]
+        tensors = [parameter, gradient, *held]
+        if self.flat:
+            count = parameter.numel()
+            tensors = [x.as_strided((count,), (1,)) if x.shape == parameter.shape else x for x in tensors]
+        leaves = [*tensors, *numbers]
+        arguments = [leaves[leaf] for leaf in self._inputs]
+        outputs = self._run(arguments.copy())
+        for primal, output in self._writes:
+            target, value = arguments[primal], outputs[output]
+            if value.shape != target.shape or value.dtype != target.dtype:
+                raise CorruptBundleError(f"A step returns {value.dtype}{list(value.shape)} for {target.dtype}{list(target.shape)}.")
+            if value.data_ptr() != target.data_ptr():  # else the code has written there itself
+                target.copy_(value)
+        torch.autograd.graph.increment_version(parameter)
+        for name, value in zip(self._state, held, strict=True):
+            if name in self.integers:
+                state[name] = int(value)
+
+
+def _geometry(leaf: schema.TensorLeaf) -> tuple[list[int], list[int]]:
+    """The sizes and strides of a tensor that does not vary."""
+    return [int(size) for size in leaf.shape], [int(step) for step in leaf.stride or []]
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their memory, in any order of the dimensions."""
+    expected = 1
+    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and step != expected:
+            return False
+        expected *= size
+    return True
