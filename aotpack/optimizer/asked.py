@@ -19,6 +19,8 @@ ONLY: Final = "optimizer"
 """The name of a program's only optimizer."""
 _KERNELS: Final = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
 """Options that choose among kernels of the same update. A trace takes the plainest."""
+_CONSTANT: Final = frozenset({"ns_coefficients"})
+"""Numbers that are compiled in: nobody changes them, and matrix products have them as constants."""
 _NAMES: Final = {name.lower(): name for name in vars(torch.optim) if isinstance(vars(torch.optim)[name], type)}
 _REFUSED: Final = {
     "LBFGS": "its step calls the model several times",
@@ -188,6 +190,8 @@ def _numbers(kind: type, options: Mapping[str, Any]) -> Iterator[tuple[str, floa
     """The options that may change between steps, by path: floats, and integers where the constructor takes floats."""
     parameters = inspect.signature(kind).parameters
     for name, value in options.items():
+        if name in _CONSTANT:
+            continue
         annotation = str(parameters[name].annotation) if name in parameters else ""
         if isinstance(value, (tuple, list)):
             kinds = (float, int) if "float" in annotation else float

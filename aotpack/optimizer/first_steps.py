@@ -51,7 +51,7 @@ class FirstStep:
 
 def is_elementwise(asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> bool:
     """Whether an element's update depends on this element of all tensors alone, and not on the number of dimensions."""
-    sizes = torch.Size([min(size, _SMALL) for size in parameter.shape])
+    sizes = torch.Size([min(size, _SMALL) for size in parameter.shape] or [1])  # one element is as good as a scalar
     own = _operators(asked, group, torch.ones(sizes, dtype=parameter.dtype))
     return None not in own and own == _operators(asked, group, torch.ones(sizes.numel(), dtype=parameter.dtype))
 

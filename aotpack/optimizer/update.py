@@ -7,39 +7,44 @@ are symbols in the trace, and no constants. A branch on such a number is decided
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import sympy
 import torch
+from msgspec import structs
 
 from aotpack_loader.errors import CaptureError
+from aotpack_loader.format import schema
 
 from .. import origin
 from .._torch.api import shape_env
-from .._torch.api.symbolic_extremes import symbolic_extremes
+from .._torch.api.traced_optimizers import traced_optimizers
 from .asked import AskedOptimizer, Group, step
-
-Condition = Literal["any", "zero", "nonzero"]
-"""What a number must stay, as the graph of a step assumes it."""
 
 _NOTHING_AT_ZERO = frozenset({"weight_decay"})
 """Numbers for which a step with 0 computes what the branch for 0 does."""
 
 
-class BranchError(CaptureError):
-    """A step branches on the values of its state."""
-
-
 class Update(torch.nn.Module):
-    """Updates ``parameter`` and ``state`` in place. ``conditions`` holds by path what the last call assumed of its numbers.
+    """Updates ``parameter`` and ``state`` in place.
 
-    ``capturable`` takes the step that computes with tensors, which some optimizers need.
+    A call writes to ``conditions`` what it assumes of each number, by path. (A trace undoes what a module does to its
+    attributes, so it is none.) ``capturable`` takes the step that computes with tensors, which some optimizers need.
     """
 
-    def __init__(self, asked: AskedOptimizer, group: Group, integers: Sequence[str], *, capturable: bool) -> None:
+    def __init__(
+        self,
+        asked: AskedOptimizer,
+        group: Group,
+        integers: Sequence[str],
+        conditions: dict[str, schema.OptimizerNumber],
+        *,
+        capturable: bool,
+    ) -> None:
         super().__init__()
-        self.conditions: dict[str, Condition] = {}
+        self._note, self._known = conditions.__setitem__, conditions.__getitem__
         self._asked, self._group, self._integers = asked, group, integers
         self._others = {"capturable": True} if capturable else {}
 
@@ -57,13 +62,14 @@ class Update(torch.nn.Module):
         numbers: by path, float64, without dimensions.
         """
         values = {path: number.item() for path, number in numbers.items()}
-        self.conditions = dict.fromkeys(values, "any")
+        for path in values:
+            self._note(path, schema.OptimizerNumber())
         optimizer = self._asked.fresh(self._group.traced(values, **self._others), [parameter])
         held = {name: x.item() if name in self._integers else x for name, x in state.items()}
         optimizer.state[parameter] = {**held}
         parameter.grad = gradient
         try:
-            with self._decided(values), symbolic_extremes(), torch.no_grad():
+            with self._decided(values), traced_optimizers(), torch.no_grad():
                 step(optimizer)
         finally:
             parameter.grad = None
@@ -91,20 +97,41 @@ class Update(torch.nn.Module):
             yield
 
     def _decide(self, condition: sympy.Basic, symbols: Mapping[sympy.Basic, str]) -> bool:
-        """The truth of a condition on numbers of the group.
+        """The truth of a condition on a number of the group. The number may only change where it stays true, or false.
 
         Raises:
-            BranchError: it depends on other values.
-            CaptureError: it compares numbers with anything but 0.
+            CaptureError: it depends on other values.
         """
-        where = origin.current_line()
-        if not condition.free_symbols <= symbols.keys():
-            raise BranchError(f"The step branches on values of its state: {where}")
-        operands = sorted(condition.args, key=lambda operand: bool(operand.free_symbols))
-        if len(operands) != 2 or operands[1] not in symbols or float(operands[0]) != 0 or not isinstance(condition, (sympy.Eq, sympy.Ne)):
-            raise CaptureError(f"The step compares an option with something other than 0: {condition} at {where}")
-        path = symbols[operands[1]]
-        is_zero = self._group.numbers[path] == 0
-        if is_zero or path not in _NOTHING_AT_ZERO:
-            self.conditions[path] = "zero" if is_zero else "nonzero"
-        return is_zero == isinstance(condition, sympy.Eq)
+        limit = None
+        if isinstance(condition, sympy.core.relational.Relational) and len(condition.free_symbols) == 1:
+            (symbol,) = condition.free_symbols
+            limit = _limit(condition.lhs - condition.rhs, symbol) if symbol in symbols else None
+        compares = isinstance(condition, (sympy.Eq, sympy.Ne))
+        if limit is None:
+            raise CaptureError(f"The step of the optimizer branches on a value: {condition}. {origin.current_line()}")
+        path = symbols[symbol]
+        value, known = self._group.numbers[path], self._known(path)
+        holds, at_limit = (bool(condition.subs(symbol, x)) for x in (value, limit))
+        if compares and value != limit:
+            needless = limit == 0 and path in _NOTHING_AT_ZERO
+            found = known if needless else structs.replace(known, excluded=sorted({*known.excluded, limit}))
+        else:
+            found = _on_its_side(known, value, limit if holds == at_limit else math.nextafter(limit, value))
+        self._note(path, found)
+        return holds
+
+
+def _limit(difference: sympy.Expr, symbol: sympy.Symbol) -> float | None:
+    """Where a difference is zero; None if it is not linear."""
+    slope = difference.coeff(symbol)
+    rest = difference - slope * symbol
+    return None if rest.free_symbols or not slope.is_number or slope == 0 else float(-rest / slope)
+
+
+def _on_its_side(known: schema.OptimizerNumber, value: float, limit: float) -> schema.OptimizerNumber:
+    """What a number may be that stays on its side of a limit, or on the limit."""
+    minimum = limit if value >= limit else None
+    maximum = limit if value <= limit else None
+    lows = [x for x in (known.minimum, minimum) if x is not None]
+    highs = [x for x in (known.maximum, maximum) if x is not None]
+    return structs.replace(known, minimum=max(lows, default=None), maximum=min(highs, default=None))

@@ -14,15 +14,16 @@ from typing import Any, Final
 import torch
 from msgspec import structs
 
-from aotpack_loader.errors import UnsupportedError
+from aotpack_loader.errors import CaptureError, UnsupportedError
 from aotpack_loader.format import schema
 
+from .._torch.tracing.decompositions import with_symbolic_weights
 from ..capture.inputs.dynamic_shapes import resolve as resolve_shapes
 from ..capture.inputs.synthetic_bases import Arrangement
 from ..graph.literals import NOT_A_LITERAL, literal_argument
 from ..optimizer.asked import AskedOptimizer, Group
 from ..optimizer.first_steps import FirstStep, first_step, is_elementwise
-from ..optimizer.update import BranchError, Condition, Update
+from ..optimizer.update import Update
 from .context import BuildContext
 from .options import MethodPlan
 from .traced_methods import TracedMethod, trace_once
@@ -46,7 +47,7 @@ class _Kind:
     method: TracedMethod
     flat: bool
     start: FirstStep
-    conditions: Mapping[str, Condition]
+    conditions: Mapping[str, schema.OptimizerNumber]
 
 
 def trace(context: BuildContext, optimizers: Mapping[str, AskedOptimizer]) -> TracedOptimizers:
@@ -63,59 +64,64 @@ def trace(context: BuildContext, optimizers: Mapping[str, AskedOptimizer]) -> Tr
 class _Tracer:
     def __init__(self, context: BuildContext) -> None:
         self._context = context
-        self._kinds: dict[Hashable, _Kind] = {}
-
-    @property
-    def methods(self) -> list[TracedMethod]:
-        return [kind.method for kind in self._kinds.values()]
+        self._kinds: dict[Hashable, list[_Kind]] = {}
+        self._flat: dict[Hashable, bool] = {}
+        self.methods: list[TracedMethod] = []
 
     def optimizer(self, name: str, asked: AskedOptimizer) -> schema.Optimizer:
         groups: list[schema.OptimizerGroup] = []
         updates: list[schema.OptimizerUpdate] = []
         for i, group in enumerate(asked.groups):
-            members: dict[Hashable, list[str]] = {}
-            conditions: dict[str, Condition] = dict.fromkeys(group.numbers, "any")
+            members: dict[str, tuple[_Kind, list[str]]] = {}
+            conditions = dict.fromkeys(group.numbers, schema.OptimizerNumber())
             first: dict[str, float] = {}
             for path, parameter in zip(group.names, group.parameters, strict=True):
-                key = self._key(name, asked, group, parameter)
-                if key not in self._kinds:
-                    self._kinds[key] = self._traced(f"{name}.{len(self._kinds)}", asked, group, parameter)
-                members.setdefault(key, []).append(path)
-                kind = self._kinds[key]
-                conditions |= {number: state for number, state in kind.conditions.items() if state != "any"}
+                kind = self._kind(name, asked, group, parameter)
+                members.setdefault(kind.method.plan.name, (kind, []))[1].append(path)
+                conditions |= {path: number for path, number in kind.conditions.items() if number != schema.OptimizerNumber()}
                 first |= kind.start.first
             options = {option: _data(value) for option, value in group.options.items()}
             numbers = {path: schema.FloatArg(value) for path, value in first.items()}
             groups.append(schema.OptimizerGroup([*group.names], options, conditions, numbers))
-            updates += [self._update(self._kinds[key], i, names) for key, names in members.items()]
+            updates += [self._update(kind, i, names) for kind, names in members.values()]
         return schema.Optimizer(type(asked.optimizer).__name__, groups, updates)
 
-    def _key(self, name: str, asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> Hashable:
-        """What the graph of an update depends on."""
+    def _kind(self, name: str, asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> _Kind:
+        """The update of a parameter: an earlier one, if its graph is right for this one, too."""
         flat = self._is_flat(asked, group, parameter)
-        fixed = repr(sorted(group.traced(dict.fromkeys(group.numbers, None)).items()))
-        zeros = frozenset(path for path, value in group.numbers.items() if value == 0)
+        fixed = repr(sorted(group.traced(dict.fromkeys(group.numbers)).items()))
         sizes = () if flat else (parameter.shape, parameter.stride())
-        return name, fixed, zeros, parameter.dtype, flat, sizes
+        kinds = self._kinds.setdefault((name, fixed, parameter.dtype, flat, sizes), [])
+        for kind in kinds:
+            if all(kind.conditions[path].takes(value) for path, value in group.numbers.items()):
+                return kind
+        kinds.append(self._traced(f"{name}.{len(self.methods)}", asked, group, parameter, flat=flat))
+        self.methods.append(kinds[-1].method)
+        return kinds[-1]
 
     def _is_flat(self, asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> bool:
-        return is_elementwise(asked, group, parameter.detach())
+        """Whether the update is elementwise. It is found out once for each number of dimensions."""
+        key = id(group), parameter.dim(), parameter.dtype
+        if key not in self._flat:
+            self._flat[key] = is_elementwise(asked, group, parameter.detach())
+        return self._flat[key]
 
-    def _traced(self, name: str, asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> _Kind:
-        flat = self._is_flat(asked, group, parameter)
+    def _traced(self, name: str, asked: AskedOptimizer, group: Group, parameter: torch.Tensor, *, flat: bool) -> _Kind:
         like = torch.zeros(_FLAT, dtype=parameter.dtype) if flat else parameter.detach().clone()
         start = first_step(asked, group, like)
         try:
             return self._with_step(name, asked, group, like, start, flat=flat, capturable=False)
-        except BranchError:
+        except CaptureError:
             if "capturable" not in group.options:
                 raise
+        # This step computes with tensors where the other branches on numbers.
         return self._with_step(name, asked, group, like, start, flat=flat, capturable=True)
 
     def _with_step(
         self, name: str, asked: AskedOptimizer, group: Group, like: torch.Tensor, start: FirstStep, *, flat: bool, capturable: bool
     ) -> _Kind:
-        update = Update(asked, group, start.integers, capturable=capturable)
+        conditions: dict[str, schema.OptimizerNumber] = {}
+        update = Update(asked, group, start.integers, conditions, capturable=capturable)
         numbers = {path: torch.tensor(value, dtype=torch.float64) for path, value in group.numbers.items()}
         state = {name: tensor.clone() for name, tensor in start.state.items()}
         args = (like, torch.zeros_like(like), state, numbers)
@@ -136,10 +142,13 @@ class _Tracer:
             gaps=frozenset(),
             options=replace(self._context.options, front_ends=("trace",), regional=False, branches="refuse"),
             assigned=(),
+            decompositions=with_symbolic_weights(self._context.decompositions),
         )
         plan = MethodPlan(name, training=False, grad=False, role="step")
         method = trace_once(context, plan, Arrangement(update, args, {}))
-        return _Kind(_with_any_size(method) if flat else method, flat, start, update.conditions)
+        if method.convention.method.output_symbols:
+            raise CaptureError(f"The step of {type(asked.optimizer).__name__} has sizes that depend on data.")
+        return _Kind(_with_any_size(method) if flat else method, flat, start, conditions)
 
     def _update(self, kind: _Kind, group: int, names: Sequence[str]) -> schema.OptimizerUpdate:
         start = kind.start

@@ -40,6 +40,7 @@ class ConvertedGraph:
         inputs: where each input comes from.
         outputs: for each output of the graph, its position among the outputs of the code.
         numbers: the positions of outputs that are numbers of the graph.
+        overwritten: the inputs that the code may overwrite.
         fingerprint: what the code depends on besides the graph.
     """
 
@@ -47,6 +48,7 @@ class ConvertedGraph:
     inputs: list[Source]
     outputs: list[int]
     numbers: list[int]
+    overwritten: list[int]
     fingerprint: str
 
 
@@ -63,6 +65,7 @@ def convert_graph(item: GraphToCompile, layouts: Layouts, own: Collection[int]) 
     if layouts:
         _views_of_any_layout(graph)
     examples, inputs = _bind_inputs(graph, layouts)
+    written = _written_in_place(graph, item.method) if item.method is not None and item.method.step else []
     positions, numbers = _return_each_once(graph, item.key)
     call_generator_operators(graph)
     graph.lint()
@@ -86,7 +89,7 @@ def convert_graph(item: GraphToCompile, layouts: Layouts, own: Collection[int]) 
         donated=donated,
         relaid=relaid,
     )
-    return ConvertedGraph(to_lower, inputs, positions, numbers, fingerprint)
+    return ConvertedGraph(to_lower, inputs, positions, numbers, [*donated, *written], fingerprint)
 
 
 def _bind_inputs(graph: torch.fx.Graph, layouts: Layouts) -> tuple[list[Any], list[Source]]:
@@ -106,6 +109,20 @@ def _bind_inputs(graph: torch.fx.Graph, layouts: Layouts) -> tuple[list[Any], li
     for node, _ in bindings:
         start.prepend(node)
     return [node.meta["val"] for node, _ in bindings], [source for _, source in bindings]
+
+
+def _written_in_place(graph: torch.fx.Graph, method: schema.Method) -> list[int]:
+    """Let an update write to what it changes, and return that. Returns these inputs."""
+    placeholders, output = graph.find_nodes(op="placeholder"), graph.output_node()
+    results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    with graph.inserting_before(output):
+        for mutation in method.mutations:
+            owner, value = placeholders[mutation.primal], results[mutation.output]
+            copied = graph.call_function(torch.ops.aten.copy_.default, (owner, value))
+            copied.meta["val"] = owner.meta["val"]
+            results[mutation.output] = copied
+    output.args = (tuple(results),)
+    return [mutation.primal for mutation in method.mutations]
 
 
 def _return_each_once(graph: torch.fx.Graph, key: str) -> tuple[list[int], list[int]]:

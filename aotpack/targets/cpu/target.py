@@ -68,8 +68,9 @@ class _Made:
         if "fallbacks" in files:
             fallbacks = store.add_bytes(files["fallbacks"], media_types.CODE_FALLBACKS)
             self.layers.append(fallbacks)
-        donated = list(call.to_lower.donated)
-        self.executables[item.key] = schema.Executable(code, call.inputs, call.outputs, fallbacks, call.numbers, donated)
+        self.executables[item.key] = schema.Executable(
+            code, call.inputs, call.outputs, fallbacks, call.numbers, call.overwritten
+        )
 
 
 class _Workers:

@@ -38,6 +38,11 @@ def of_forward(method: schema.Method, forward: schema.XlaExecutable) -> frozense
     return frozenset(written - read)
 
 
+def of_update(method: schema.Method) -> frozenset[int]:
+    """Primals that the update of an optimizer writes to; none for another method."""
+    return frozenset(mutation.primal for mutation in method.mutations) if method.step else frozenset()
+
+
 def private(method: schema.Method) -> frozenset[int]:
     """Saved values that only the backward uses, and only once."""
     saved = {} if method.backward is None else dict(enumerate(method.backward.saved))

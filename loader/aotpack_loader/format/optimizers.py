@@ -96,11 +96,11 @@ def _wrong(update: schema.OptimizerUpdate, method: schema.Method, group: schema.
         return "only a flat update takes sizes that vary"
     if any(leaf.subclass is not None or leaf.requires_grad or leaf.stride is None for leaf in own) or method.backward is not None:
         return "it takes plain tensors, and has no backward"
-    leaves = [primal.leaf if isinstance(primal, schema.InputPrimal) else -1 for primal in method.primals]
+    taken = (schema.InputPrimal, schema.ConstantPrimal)
     returns = any(not isinstance(result, schema.ConstantResult) for result in method.results)
-    if -1 in leaves or returns or method.constraints or method.output_symbols:
-        return "it takes arguments alone, and returns nothing"
-    written = [leaves[mutation.primal] for mutation in method.mutations]
+    if not all(isinstance(primal, taken) for primal in method.primals) or returns or method.constraints or method.output_symbols:
+        return "it takes arguments and constants alone, and returns nothing"
+    written = [getattr(method.primals[mutation.primal], "leaf", -1) for mutation in method.mutations]
     if len({*written}) < len(written) or not {*written} <= {0, *range(2, 2 + len(state))}:
         return "it writes to the parameter and to the state, once"
     if any(mutation.kind != "data" for mutation in method.mutations):

@@ -882,17 +882,29 @@ class Pretrained(Document, frozen=True):
     unsaved: list[Name] = []
 
 
+class OptimizerNumber(Document, frozen=True):
+    """A number that may change between steps, from ``minimum`` to ``maximum``, to none of ``excluded``. Null: no limit."""
+
+    minimum: float | None = None
+    maximum: float | None = None
+    excluded: list[float] = []
+
+    def takes(self, value: float) -> bool:
+        """Whether the number may have this value."""
+        within = (self.minimum is None or self.minimum <= value) and (self.maximum is None or value <= self.maximum)
+        return within and value not in self.excluded
+
+
 class OptimizerGroup(Document, frozen=True):
     """Parameters with the same options, by their names, and the options, as in ``param_groups`` of ``torch.optim``.
 
-    ``numbers`` are the options that may change between steps, by path (``lr``, ``betas.0``). ``zero``: it
-    must stay 0. ``nonzero``: it must not become 0. ``first`` holds the numbers of the step that
-    creates a parameter's state, where they differ.
+    ``numbers`` are the options that may change between steps, by path (``lr``, ``betas.0``). ``first`` holds
+    the numbers of the step that creates a parameter's state, where they differ.
     """
 
     parameters: list[Name]
     options: dict[Name, Data]
-    numbers: dict[Name, Literal["any", "zero", "nonzero"]] = {}
+    numbers: dict[Name, OptimizerNumber] = {}
     first: dict[Name, FloatArg] = {}
 
 

@@ -44,7 +44,8 @@ def validate_target(target: schema.Target, program: schema.Program, where: str) 
             problems += in_range(at, "C14", [(item.index, inputs) for item in executable.inputs])
             if len(executable.outputs) != outputs:
                 problems.append(Problem(at, f"C14: {len(executable.outputs)} outputs for a graph with {outputs}"))
-            problems += _overwritten_problems(executable, donations.private(method) if key.endswith(".backward") else (), at)
+            allowed = donations.private(method) if key.endswith(".backward") else donations.of_update(method)
+            problems += _overwritten_problems(executable, allowed, at)
         parts = {call.part for key in arities if key in target.sequences for call in target.sequences[key].calls}
         for part in sorted(parts & target.executables.keys()):
             problems += _overwritten_problems(target.executables[part], (), f"$.executables[{part!r}]")

@@ -28,9 +28,8 @@ from . import recording
 from .own_class import class_of
 
 if TYPE_CHECKING:
-    from ..devices.base import Executable
     from ..devices.protocols import Device, SizedDevice
-    from ..optimizer.updates import OpenUpdate
+    from ..optimizer.updates import OpenedUpdate, OpenUpdate
     from ..runtime.checks import Checks
     from ..runtime.subclasses.wrappers import Classes
 
@@ -69,7 +68,7 @@ def load_with(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test
         )
         reason = f"{reason}; {tested}"
     made = {name: _natively(call, chosen.device) for name, call in calls.items()}
-    updates = partial(_update, program, chosen)
+    updates = partial(_update, opened, program, chosen)
     info = LoadInfo(os.fspath(bundle), opened.digest, chosen.target.name, reason, opened.program, chosen.rejected, made, updates)
     outline = outline_of(program)
     module = class_of(outline)(info, outline, chosen.device.moved(state), by_mode(outline.serves, calls))
@@ -96,7 +95,7 @@ def load_candidate(
     chosen, program, calls = _runnable(opened, classes, options)
     made = {name: _natively(call, chosen.device) for name, call in calls.items()} if native else {}
     opened = opened.for_target(chosen.target.name)
-    updates = partial(_update, program, chosen)
+    updates = partial(_update, opened, program, chosen)
     info = LoadInfo(
         os.fspath(bundle), opened.digest, chosen.target.name, chosen.reason, opened.program, chosen.rejected, made, updates
     )
@@ -117,7 +116,7 @@ def complete(layout: Layout, digest: str, target: str) -> tuple[schema.Program, 
     chosen, program, calls = _runnable(opened, {}, LoadOptions(backend=target, trust=ALL))
     for call in calls.values():
         _natively(call, chosen.device)
-    return program, calls, partial(_update, program, chosen)
+    return program, calls, partial(_update, opened, program, chosen)
 
 
 def _check_pin(bundle: Bundle, digest: str | None) -> None:
@@ -206,11 +205,15 @@ def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, *, classe
     return made
 
 
-def _update(program: schema.Program, chosen: Selection, name: str) -> tuple[schema.Method, Executable]:
-    """The method of an update, and its code."""
+def _update(bundle: Bundle, program: schema.Program, chosen: Selection, name: str) -> OpenedUpdate:
+    """The update of an optimizer."""
+    from ..optimizer.updates import OpenedUpdate  # a start does not need it
+
     method = program.methods[name]
     entries = {entry.name: entry for entry in program.state}
-    return method, chosen.device.executable(f"{name}.forward", method.forward, forward_arity(method, entries))
+    code = chosen.device.executable(f"{name}.forward", method.forward, forward_arity(method, entries))
+    constants = _constants(bundle, structs.replace(program, methods={name: method}))
+    return OpenedUpdate(method, code, {name: tensor.to(chosen.device.device) for name, tensor in constants.items()})
 
 
 def _natively(call: MethodCall, device: Device) -> str:

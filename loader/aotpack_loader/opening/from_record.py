@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from ..devices.base import Executable
     from ..format import schema
-    from ..optimizer.updates import OpenUpdate
+    from ..optimizer.updates import OpenedUpdate, OpenUpdate
     from ..options import LoadOptions
     from ..runtime.call import MethodCall
 
@@ -146,7 +145,7 @@ class DeferredDocuments:
         """The calls of a method, in Python and in native code."""
         return self._complete()[1][name]
 
-    def update(self, name: str) -> tuple[schema.Method, Executable]:
+    def update(self, name: str) -> OpenedUpdate:
         """The method of an optimizer's update, and its code."""
         return self._complete()[2](name)
 

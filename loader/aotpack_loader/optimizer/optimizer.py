@@ -43,7 +43,7 @@ class LoadedOptimizer(Optimizer):
         given: Mapping[str, Any],
     ) -> None:
         opened = {name: methods(name) for name in dict.fromkeys(update.method for update in described.updates)}
-        updates = [Update(update, *opened[update.method]) for update in described.updates]
+        updates = [Update(update, opened[update.method]) for update in described.updates]
         self._aotpack_groups = [_Group(group) for group in described.groups]
         self._aotpack_updates: dict[torch.Tensor, tuple[str, Update]] = {}
         problems = [Problem(name, "is no number of this optimizer") for name in given if not self._has(name)]
@@ -224,9 +224,9 @@ class _Group:
                     problems.append(Problem(f"{where}[{name!r}]", f"is {value!r}, and no number"))
                     continue
                 found[path] = float(item)
-                if condition != "any" and (found[path] == 0) != (condition == "zero"):
-                    must = "must stay 0" if condition == "zero" else "must not become 0"
-                    problems.append(Problem(f"{where}[{name!r}]", f"is {value!r}, and {must}: another step was compiled"))
+                if not condition.takes(found[path]):
+                    text = f"is {value!r}; the step was compiled for {_range(condition)}"
+                    problems.append(Problem(f"{where}[{name!r}]", text))
         return found
 
     def tensors(self, numbers: dict[str, float]) -> dict[str, torch.Tensor]:
@@ -234,6 +234,15 @@ class _Group:
         if self._last[0] != numbers:
             self._last = numbers, {path: torch.tensor(value, dtype=torch.float64) for path, value in numbers.items()}
         return self._last[1]
+
+
+def _range(number: schema.OptimizerNumber) -> str:
+    """The values of a number, for messages."""
+    if number.minimum is not None and number.minimum == number.maximum:
+        return f"{number.minimum:g} alone"
+    limits = [f"values other than {', '.join(f'{value:g}' for value in number.excluded)}"] if number.excluded else []
+    limits += [] if number.minimum is None else [f"at least {number.minimum:g}"]
+    return " and ".join(limits + ([] if number.maximum is None else [f"at most {number.maximum:g}"]))
 
 
 def _is_number(value: Any) -> bool:

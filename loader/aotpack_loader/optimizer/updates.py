@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,7 +12,16 @@ from ..errors import CorruptBundleError
 from ..format import schema
 from ..format.optimizers import arguments_of
 
-OpenUpdate = Callable[[str], tuple[schema.Method, Executable]]
+
+class OpenedUpdate(NamedTuple):
+    """A method, its graph on the device, and the tensors that it closes over, by name."""
+
+    method: schema.Method
+    executable: Executable
+    constants: Mapping[str, torch.Tensor]
+
+
+OpenUpdate = Callable[[str], OpenedUpdate]
 """Opens the method of an update by its name."""
 
 
@@ -21,18 +30,23 @@ class Update:
 
     Args:
         described: what the program says about it.
-        method: its method.
-        executable: its graph on the device.
+        opened: its method.
     """
 
-    def __init__(self, described: schema.OptimizerUpdate, method: schema.Method, executable: Executable) -> None:
+    def __init__(self, described: schema.OptimizerUpdate, opened: OpenedUpdate) -> None:
+        method = opened.method
         parameter, _, self._state, numbers = arguments_of(method)
         self.flat, self.integers, self._initial = described.flat, described.integers, described.initial
         self.dtype: torch.dtype = getattr(torch, parameter.dtype)
         self.numbers = [*numbers]
         self._shape, self._stride = ([], []) if described.flat else _geometry(parameter)
-        self._run = executable
-        self._inputs = [primal.leaf for primal in method.primals if isinstance(primal, schema.InputPrimal)]
+        self._like = [True, True, *map(self._is_like, self._state.values())]
+        self._run = opened.executable
+        taken = [primal for primal in method.primals if isinstance(primal, (schema.InputPrimal, schema.ConstantPrimal))]
+        constants = [primal.name for primal in taken if isinstance(primal, schema.ConstantPrimal)]
+        self._constants = [opened.constants[name] for name in constants]
+        count = len(method.leaves)
+        self._inputs = [p.leaf if isinstance(p, schema.InputPrimal) else count + constants.index(p.name) for p in taken]
         self._writes = [(mutation.primal, mutation.output) for mutation in method.mutations]
 
     def problems(self, parameter: torch.Tensor) -> Iterator[str]:
@@ -107,8 +121,8 @@ class Update:
         tensors = [parameter, gradient, *held]
         if self.flat:
             count = parameter.numel()
-            tensors = [x.as_strided((count,), (1,)) if x.shape == parameter.shape else x for x in tensors]
-        leaves = [*tensors, *numbers]
+            tensors = [x.as_strided((count,), (1,)) if like else x for x, like in zip(tensors, self._like, strict=True)]
+        leaves = [*tensors, *numbers, *self._constants]
         arguments = [leaves[leaf] for leaf in self._inputs]
         outputs = self._run(arguments.copy())
         for primal, output in self._writes:

@@ -394,10 +394,10 @@ HOOKS = (
         ),
     ),
     Hook(
-        id="optimizer-extremes",
+        id="traced-optimizers",
         component="aot_autograd",
-        summary="Traces the smaller and the larger of two numbers that Adafactor reads from tensors.",
-        module="api.symbolic_extremes",
-        patches=("torch.optim._adafactor.min", "torch.optim._adafactor.max"),
+        summary="Traces the extremes of numbers that Adafactor reads from tensors, and steps for accelerators on the CPU.",
+        module="api.traced_optimizers",
+        patches=("torch.optim._adafactor.min", "torch.optim._adafactor.max", "torch.compiler.is_compiling"),
     ),
 )
