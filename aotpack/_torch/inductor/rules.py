@@ -123,7 +123,8 @@ def _soft_margin_loss_backward(gradient: torch.Tensor, x: torch.Tensor, target: 
 
 def _pow(x: torch.Tensor, exponent: Any) -> Any:
     """``x ** -0.5`` as eager computes it: -0.0 gives minus infinity, and minus infinity NaN."""
-    return torch.rsqrt(x) if exponent == -0.5 and x.is_floating_point() else NotImplemented
+    is_known = not isinstance(exponent, torch.SymFloat)
+    return torch.rsqrt(x) if is_known and exponent == -0.5 and x.is_floating_point() else NotImplemented
 
 
 def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> Any:

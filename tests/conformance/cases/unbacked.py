@@ -117,6 +117,7 @@ CASES: list[Case] = [
     case("shapes: unbacked, masked_select, expanded", lambda x, y: x.masked_select(y[:, None] > -9), g(6), t(4)),
     case("shapes: unbacked, item as a value", item, g(3), ints(), calls=(Call(1), Call(2))),
     case("shapes: unbacked, item as the weight of lerp", lambda x, y, i: x.lerp(y, i.float().item()), t(3), t(3), ints()),
+    case("shapes: unbacked, item as an exponent, cpu", lambda x, i: x.exp() ** (i.float().item() / 2), t(3), ints(), targets=("cpu",)),
     case("shapes: unbacked, item as a size", item_as_size, ints(), g(3), calls=(Call(1), Call(2))),
     case("shapes: unbacked, split at indices in a tensor", split_at, g(7), indices, calls=(Call(1), Call(2))),
     case("shapes: an operator that looks at values, of which a graph has no need", inverse_transform, g(2, 40)),
