@@ -69,7 +69,7 @@ class Update(torch.nn.Module):
         optimizer.state[parameter] = {**held}
         parameter.grad = gradient
         try:
-            with self._decided(values), traced_optimizers(), torch.no_grad():
+            with self._decided(values), traced_optimizers(capturable=bool(self._others)), torch.no_grad():
                 step(optimizer)
         finally:
             parameter.grad = None

@@ -14,8 +14,8 @@ from .patching import constant, patched
 
 
 @contextlib.contextmanager
-def traced_optimizers() -> Iterator[None]:
-    """Take the extremes of symbolic numbers in the graph, and let capturable steps run on the CPU, as ``torch.compile`` does.
+def traced_optimizers(*, capturable: bool) -> Iterator[None]:
+    """Take the extremes of symbolic numbers in the graph. Let ``capturable`` steps run on the CPU, as ``torch.compile`` does.
 
     Other threads, and other numbers, get Python's own functions.
     """
@@ -30,6 +30,6 @@ def traced_optimizers() -> Iterator[None]:
     with (
         constant("traced-optimizers", _adafactor, "min", symbolic(builtins.min, torch.sym_min)),
         constant("traced-optimizers", _adafactor, "max", symbolic(builtins.max, torch.sym_max)),
-        patched("traced-optimizers", torch.compiler, "is_compiling", lambda: True),
+        patched("traced-optimizers", torch.compiler, "is_compiling", lambda: True) if capturable else contextlib.nullcontext(),
     ):
         yield

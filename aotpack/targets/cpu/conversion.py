@@ -120,7 +120,7 @@ def _written_in_place(graph: torch.fx.Graph, method: schema.Method) -> list[int]
             owner, value = placeholders[mutation.primal], results[mutation.output]
             copied = graph.call_function(torch.ops.aten.copy_.default, (owner, value))
             copied.meta["val"] = owner.meta["val"]
-            results[mutation.output] = copied
+            results[mutation.output] = owner
     output.args = (tuple(results),)
     return [mutation.primal for mutation in method.mutations]
 

@@ -355,7 +355,11 @@ HOOKS = (
         component="inductor",
         summary="Runs loops of few elements, and loops within others, on one thread.",
         module="inductor.codegen.parallel_loops",
-        patches=(f"{_CPP}.CppKernel.decide_parallel_depth", f"{_CPP}.LoopNest.max_parallel_depth"),
+        patches=(
+            f"{_CPP}.CppKernel.decide_parallel_depth",
+            f"{_CPP}.LoopNest.max_parallel_depth",
+            f"{_CPP}.WorkSharing.parallel",
+        ),
     ),
     Hook(
         id="inductor-early-frees",

@@ -16,7 +16,7 @@ from torch._inductor.codegen import cpp
 from torch._inductor.utils import sympy_product
 from torch.utils._sympy.functions import CeilDiv
 
-from ...api.patching import patched
+from ...api.patching import attribute_set, patched
 
 _FEW = 4096
 """Iterations, each of which is one element, up to which one thread runs a loop."""
@@ -27,7 +27,7 @@ _MUCH_LONGER = 300
 
 @contextlib.contextmanager
 def loops_worth_their_threads() -> Iterator[None]:
-    """Generate loops of few iterations without a parallel region; those of sizes that vary keep one.
+    """Generate loops of few iterations without a parallel region. Those of sizes that vary have one if they are long.
 
     A loop does not start threads for each iteration of the loops around it, unless it is far
     longer than these. Inductor compares the two, but takes zero for the steps of a loop that is
@@ -36,11 +36,23 @@ def loops_worth_their_threads() -> Iterator[None]:
     """
     decide: Callable[..., Any] = cpp.CppKernel.decide_parallel_depth
     most_of: Callable[..., Any] = cpp.LoopNest.max_parallel_depth
+    begin: Callable[..., Any] = cpp.WorkSharing.parallel
+    length: list[str] = []  # of the loops that come next, if it varies
 
     def decided(kernel: Any, most: Any, threads: int) -> Any:
         found = decide(kernel, most, threads)
         count = sympy_product(kernel.call_ranges)
+        length[:] = [] if count.is_number else [cpp.cexpr_index(sympy_product(kernel.ranges))]
         return replace(found, parallel_depth=0) if count.is_number and count <= _FEW else found
+
+    def parallel(region: Any, threads: int) -> None:
+        write = region.code.writeline
+
+        def conditional(line: Any) -> None:
+            write(f"{line} if({length[0]} > {_FEW})" if length and str(line).startswith("#pragma omp parallel") else line)
+
+        with attribute_set(region.code, "writeline", conditional):
+            begin(region, threads)
 
     def most(nest: Any) -> Any:
         found = most_of(nest)
@@ -55,5 +67,6 @@ def loops_worth_their_threads() -> Iterator[None]:
     with (
         patched("inductor-parallel-loops", cpp.CppKernel, "decide_parallel_depth", decided),
         patched("inductor-parallel-loops", cpp.LoopNest, "max_parallel_depth", most),
+        patched("inductor-parallel-loops", cpp.WorkSharing, "parallel", parallel),
     ):
         yield

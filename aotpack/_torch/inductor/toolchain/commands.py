@@ -34,6 +34,7 @@ from ..layouts import OutputLayout
 from . import CSRC
 from .directories import private_directories, variable
 from .generated_sources import CLEARED_REGISTERS, finished_wrapper, with_functions
+from .hoisted_numbers import with_hoisted_numbers
 from .instruction_sets import named_instruction_set
 from .library_interface import interface_command, without_interface
 from .objects import ObjectCache, compile_object, compile_once, compiler_version, default_compiler
@@ -299,7 +300,7 @@ def _flags_of_ours(current: Callable[[], Library]) -> Iterator[None]:
             wrapper_code, interface = without_interface(wrapper_code)
             current().interface = interface and with_kernel_errors(interface)
             wrapper_code = f'#line 1 "wrapper.cpp"\n{finished_wrapper(wrapper_code, current().products, current().runs)}'
-            kernel_code = f'#line 1 "kernel.cpp"\n{with_functions(kernel_code)}' if kernel_code else kernel_code
+            kernel_code = f'#line 1 "kernel.cpp"\n{with_functions(with_hoisted_numbers(kernel_code))}' if kernel_code else kernel_code
             return super().compile(graph, wrapper_code, kernel_code, *args, **kwargs)
 
     with (
