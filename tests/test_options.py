@@ -24,7 +24,7 @@ Listed = dict[str, tuple[object, str]]
 
 OUTSIDE_OF_COMMANDS = {"dynamic_shapes", "name", "front_ends", "cache", "layout", "entry", "observer"}
 """Options of a build that the file gives, that are for programs alone, or that commands spell otherwise (``--no-cache``)."""
-NOT_RECORDED = {"out", "dynamic_shapes", "cache", "layout", "provenance", "sbom", "builder", "entry", "observer"}
+NOT_RECORDED = {"out", "dynamic_shapes", "optimizer", "cache", "layout", "provenance", "sbom", "builder", "entry", "observer"}
 """Options of a build that do not decide what is in a bundle, or that its documents say elsewhere."""
 OF_POLICIES = {"source", "vouched"}
 NO_DEFAULT = inspect.Parameter.empty
@@ -80,7 +80,7 @@ def test_each_argument_is_explained(function: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("command", "own"),
     [
-        (build.command, {"directory", "no_cache", "as_json", "verbose"}),
+        (build.command, {"directory", "no_cache", "as_json", "verbose", "lr", "optimizer_options"}),
         (compile.command, {"directory", "no_cache", "as_json", "verbose", "modules", "trust"}),
     ],
 )

@@ -47,6 +47,7 @@ class Entry:
     kwargs: dict[str, Any] = field(default_factory=dict)
     dynamic_shapes: dict[str, Any] | tuple[Any, ...] | list[Any] | None = None
     name: str = "model"
+    optimizer: Any = None
 
 
 def load_entry(spec: str) -> Entry:
@@ -63,7 +64,8 @@ def load_entry(spec: str) -> Entry:
         model = _resolve_model(source, factory)
         args, kwargs = _resolve_inputs(source)
         dynamic_shapes = _resolve_dynamic_shapes(source)
-    return Entry(model, args, kwargs, dynamic_shapes, _name(model, path))
+        optimizer = _resolve_optimizer(source)
+    return Entry(model, args, kwargs, dynamic_shapes, _name(model, path), optimizer)
 
 
 def split_spec(spec: str) -> tuple[Path, str]:
@@ -220,6 +222,26 @@ def _resolve_dynamic_shapes(source: _Source) -> dict[str, Any] | tuple[Any, ...]
         source.at(name),
         hint="It has the form of torch.export's dynamic_shapes: {'x': {0: torch.export.Dim('batch')}}.",
     )
+
+
+def _resolve_optimizer(source: _Source) -> Any:
+    """A function of the model, or several by name, whose errors show the user's lines. None: the file defines none."""
+    name = "optimizer"
+    found = getattr(source.module, name, None)
+    if found is None:
+        return None
+    functions = found if isinstance(found, dict) else {name: found}
+    if not functions or not all(map(callable, functions.values())):
+        raise EntryError(
+            f"`{name}` is {_a(found)}, not a function of the model.",
+            source.at(name),
+            hint="Define `def optimizer(model): return torch.optim.AdamW(model.parameters(), lr=1e-3)`, or a dict of functions.",
+        )
+
+    def guarded(key: str, function: Callable[[torch.nn.Module], Any]) -> Callable[[torch.nn.Module], Any]:
+        return lambda model: _call(source, lambda: function(model), key)
+
+    return {key: guarded(key, function) for key, function in functions.items()}
 
 
 def _lookup(source: _Source, name: str, *, hint: str) -> Any:

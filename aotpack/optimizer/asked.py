@@ -100,7 +100,7 @@ def named(name: str, options: Mapping[str, Any]) -> Callable[[torch.nn.Module], 
     return lambda model: kind(model.parameters(), **options)  # type: ignore[no-any-return]
 
 
-def resolve(asked: Asked | None, model: torch.nn.Module, original: torch.nn.Module) -> dict[str, AskedOptimizer]:
+def resolve(asked: Asked | None, model: object, original: object) -> dict[str, AskedOptimizer]:
     """Make the optimizers, and check them.
 
     ``model`` is traced: the ``original``, or a copy of it. An optimizer that exists has the parameters of the original.
@@ -110,6 +110,8 @@ def resolve(asked: Asked | None, model: torch.nn.Module, original: torch.nn.Modu
     """
     if asked is None:
         return {}
+    if not isinstance(model, torch.nn.Module) or not isinstance(original, torch.nn.Module):
+        raise BuildError("Only a torch.nn.Module has an optimizer in its bundle.", hint="A function has no parameters.")
     wanted = asked if isinstance(asked, Mapping) else {ONLY: asked}
     found = {name: _resolved(name, one, model, original) for name, one in wanted.items()}
     problems = [Problem(name, text) for name, one in found.items() for text in _problems(one)]

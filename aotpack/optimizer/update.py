@@ -75,7 +75,9 @@ class Update(torch.nn.Module):
             parameter.grad = None
         after = {name: value for name, value in optimizer.state[parameter].items() if value is not None}
         if after.keys() != state.keys():
-            raise CaptureError(f"A step of {type(optimizer).__name__} adds or removes state: {sorted(after.keys() ^ state.keys())}.")
+            raise CaptureError(
+                f"A step of {type(optimizer).__name__} adds or removes state: {sorted(after.keys() ^ state.keys())}."
+            )
         for name, value in after.items():
             if name in self._integers:
                 state[name].fill_(value)

@@ -29,7 +29,9 @@ from ..checking.calling import Call, observe, state_of
 from ..checking.comparison import Reference
 from ..checking.eager import Eager, Example
 from ..checking.observation import Observation, Tensors, with_parts
+from ..optimizer.asked import AskedOptimizer
 from ..writer.bundle import TargetEntry, write_candidate
+from . import check_optimizers
 from .context import BuildContext
 from .finish import BundleInProgress, complete
 from .traced_methods import TracedMethod
@@ -76,6 +78,7 @@ def check(
     traced: Sequence[TracedMethod],
     program: schema.Program,
     entries: Sequence[TargetEntry],
+    optimizers: Mapping[str, AskedOptimizer],
 ) -> Checked:
     """Compare every method of every target that can run here with the model.
 
@@ -94,6 +97,8 @@ def check(
             completed = [complete(entry, program, in_progress.producer) for entry in present]
             write_candidate(folder, in_progress.store, program, completed)
             _Check(context, traced, program, [entry.target.name for entry in entries], folder, found, before).run()
+            checked = [entry.target.name for entry in entries if entry.target.name not in found.missing]
+            check_optimizers.check(folder, checked, program, optimizers)
     for name, reason in found.missing.items():
         run.warn(f"{name}: the results were not compared with the model's: {reason.removeprefix('not made: ')}")
     for text in found.partly:

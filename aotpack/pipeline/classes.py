@@ -22,7 +22,7 @@ from .._torch.tracing import decompositions
 from .._torch.tracing.aot_autograd import Decompositions
 from .._torch.tracing.state_assignments import PASSABLE
 from ..capture import assigned_state
-from ..optimizer.asked import AskedOptimizer
+from ..optimizer.asked import AskedOptimizer, resolve
 from ..targets import Target, by_graphs
 from ..writer.bundle import TargetEntry
 from . import advice, optimizers, traced_methods
@@ -38,6 +38,7 @@ class Traced(NamedTuple):
     context: BuildContext
     methods: list[traced_methods.TracedMethod]
     targets: list[Target]
+    asked: Mapping[str, AskedOptimizer]
     optimizers: Mapping[str, schema.Optimizer]
 
     def check_sizes(self, entries: Sequence[TargetEntry]) -> None:
@@ -54,12 +55,15 @@ def trace(
     options: Options,
     targets: Sequence[Target],
     passing: contextlib.ExitStack,
-    asked: Mapping[str, AskedOptimizer],
+    original: object,
 ) -> list[Traced]:
     """Trace the methods for each class of decompositions among the targets. The classes share what is stored.
 
+    Optimizers that exist already have the parameters of the ``original`` model.
+
     A model that assigns tensors to buffers, and cannot be traced otherwise, takes them as an argument until ``passing`` ends.
     """
+    asked = resolve(options.optimizer, example.model, original)
     if not _names_buffers(example):
         try:
             return _trace(run, example, options, targets, asked)
@@ -110,7 +114,7 @@ def _trace(
         context = advice.with_regions(replace(start, decompositions=_decompositions(group[0], options)), group)
         with _recurrent_layers(group[0], options):
             methods, steps = traced_methods.trace(context), optimizers.trace(context, asked)
-            found.append(Traced(context, [*methods, *steps.methods], group, steps.documents))
+            found.append(Traced(context, [*methods, *steps.methods], group, asked, steps.documents))
     return found
 
 

@@ -17,7 +17,6 @@ from msgspec import structs
 from aotpack_loader.errors import CaptureError, UnsupportedError
 from aotpack_loader.format import schema
 
-from .._torch.tracing.decompositions import with_symbolic_weights
 from ..capture.inputs.dynamic_shapes import resolve as resolve_shapes
 from ..capture.inputs.synthetic_bases import Arrangement
 from ..graph.literals import NOT_A_LITERAL, literal_argument
@@ -118,7 +117,15 @@ class _Tracer:
         return self._with_step(name, asked, group, like, start, flat=flat, capturable=True)
 
     def _with_step(
-        self, name: str, asked: AskedOptimizer, group: Group, like: torch.Tensor, start: FirstStep, *, flat: bool, capturable: bool
+        self,
+        name: str,
+        asked: AskedOptimizer,
+        group: Group,
+        like: torch.Tensor,
+        start: FirstStep,
+        *,
+        flat: bool,
+        capturable: bool,
     ) -> _Kind:
         conditions: dict[str, schema.OptimizerNumber] = {}
         update = Update(asked, group, start.integers, conditions, capturable=capturable)
@@ -142,7 +149,6 @@ class _Tracer:
             gaps=frozenset(),
             options=replace(self._context.options, front_ends=("trace",), regional=False, branches="refuse"),
             assigned=(),
-            decompositions=with_symbolic_weights(self._context.decompositions),
         )
         plan = MethodPlan(name, training=False, grad=False, role="step")
         method = trace_once(context, plan, Arrangement(update, args, {}))
@@ -152,9 +158,7 @@ class _Tracer:
 
     def _update(self, kind: _Kind, group: int, names: Sequence[str]) -> schema.OptimizerUpdate:
         start = kind.start
-        initial = {
-            name: value if isinstance(value, str) else schema.FloatArg(value) for name, value in start.initial.items()
-        }
+        initial = {name: value if isinstance(value, str) else schema.FloatArg(value) for name, value in start.initial.items()}
         return schema.OptimizerUpdate(kind.method.plan.name, group, [*names], initial, kind.flat, [*start.integers])
 
 

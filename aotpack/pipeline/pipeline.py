@@ -35,8 +35,6 @@ from .._torch.fixes.applying import apply_fixes, record_of_fixes
 from .._torch.fixes.gate import check_torch
 from ..capture.caches import emptied_caches
 from ..capture.dry_run.eager import warmed_up
-from ..optimizer.asked import Asked as AskedFor
-from ..optimizer.asked import resolve as resolve_optimizers
 from ..targets import Target
 from ..writer.bundle import BlobStore, TargetEntry
 from ..writer.cache import CompileCache
@@ -80,7 +78,7 @@ def build(
     layout: Literal["file", "directory"] = "file",
     second_derivatives: bool = False,
     specializations: Sequence[Mapping[str, int]] = (),
-    optimizer: AskedFor | None = None,
+    optimizer: Any = None,
     warm_up: bool = False,
     regional: bool | None = None,
     tune: bool = False,
@@ -135,7 +133,7 @@ def build(
             ``[{"batch": 8}, {"batch": 32}]``.
         optimizer: an optimizer of the model's parameters, or a function that makes it from the model:
             ``lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3)``. Its step is compiled, too
-            (``model.aotpack.optimizer()``). Several have names: ``{"generator": ..., "critic": ...}``.
+            (``model.aotpack.optimizer()``). Several have names: ``{"generator": …, "critic": …}``.
         warm_up: first call a copy of the model in eager on the example inputs, and trace that
             copy. It then has what a first call sets up: caches, lazily created tensors, parameters
             initialised from data.
@@ -171,14 +169,13 @@ def build(
     with BlobStore(out) as store, contextlib.ExitStack() as passing:
         in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(cache), out, layout, papers)
         with _traceable(run, example, options) as example:
-            asked_optimizers = resolve_optimizers(optimizer, example.model, model)
-            traced = classes.trace(run, example, options, chosen, passing, asked_optimizers)
+            traced = classes.trace(run, example, options, chosen, passing, model)
             made = _compiled(in_progress, traced, specializations, name=name, self_test=self_test)
         checked: dict[str, tuple[schema.Program, TargetEntry]] = {}
         for one, (program, entries) in zip(traced, made, strict=True):
             found = checking.left_out(entries)
             if check:
-                found = checking.check(in_progress, one.context, one.methods, program, entries)
+                found = checking.check(in_progress, one.context, one.methods, program, entries, one.asked)
             checked |= {entry.target.name: (program, entry) for entry in found.mark(entries)}
         report = finish.write(in_progress, [checked[target.name] for target in chosen])
     record_built(report.digest)
@@ -240,18 +237,11 @@ def _compiled(
             weights = writing.result()
     tested = _self_test(run, context, described[0][0], store) if self_test else None
     name = name or type(context.model).__name__
-    return [
-        (
-            documents.assemble(
-                name,
-                in_progress.producer,
-                one.context,
-                documents.ProgramParts(methods, extra, weights, tested, origins, one.optimizers),
-            ),
-            entries,
-        )
-        for one, (methods, _), (extra, origins, entries) in zip(traced, described, compiled, strict=True)
-    ]
+    programs = []
+    for one, (methods, _), (extra, origins, entries) in zip(traced, described, compiled, strict=True):
+        parts = documents.ProgramParts(methods, extra, weights, tested, origins, one.optimizers)
+        programs.append((documents.assemble(name, in_progress.producer, one.context, parts), entries))
+    return programs
 
 
 def _self_test(run: Run, context: BuildContext, methods: Mapping[str, schema.Method], store: BlobStore) -> schema.Descriptor:

@@ -82,7 +82,7 @@ class Capabilities:
     ``keeps_loops``: the compiler keeps loops, so recurrent layers are traced as scans, not step by step.
     ``uses_inductor``: Inductor compiles, so the fixes of Inductor must fit the installed torch.
     ``has_lstm_kernel``: graphs may call oneDNN's kernel for a layer of an LSTM and its gradient.
-    ``tunes``: :meth:`Target.tune` measures alternatives.
+    ``tunes``: :meth:`Target.tune` measures alternatives. ``has_optimizers``: it compiles the steps of optimizers.
     """
 
     specializes: bool = False
@@ -90,6 +90,7 @@ class Capabilities:
     uses_inductor: bool = False
     has_lstm_kernel: bool = False
     tunes: bool = False
+    has_optimizers: bool = False
 
 
 class Target(ABC):

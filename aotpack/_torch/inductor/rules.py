@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 from torch._decomp.decompositions import pw_cast_for_opmath
+from torch._inductor.decomposition import decompositions
 from torch._prims_common import suggest_memory_format
 
 from ..api import rows
@@ -121,6 +122,13 @@ def _soft_margin_loss_backward(gradient: torch.Tensor, x: torch.Tensor, target: 
     return slope / x.numel() if reduction == 1 else slope
 
 
+def _lerp(start: torch.Tensor, end: torch.Tensor, weight: Any) -> Any:
+    """``lerp`` with a number that is not known. torch's rule chooses a formula by its value."""
+    if not isinstance(weight, torch.SymFloat):
+        return decompositions[torch.ops.aten.lerp.Scalar](start, end, weight)
+    return torch.lerp(start, end, torch.scalar_tensor(weight, dtype=start.dtype))
+
+
 def _pow(x: torch.Tensor, exponent: Any) -> Any:
     """``x ** -0.5`` as eager computes it: -0.0 gives minus infinity, and minus infinity NaN."""
     is_known = not isinstance(exponent, torch.SymFloat)
@@ -198,6 +206,7 @@ _OWN: Rules = {
     torch.ops.aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
     torch.ops.aten.index_fill.int_Scalar: _index_fill,
     torch.ops.aten.index_fill.int_Tensor: _index_fill,
+    torch.ops.aten.lerp.Scalar: _lerp,
     torch.ops.aten.pow.Tensor_Scalar: _pow,
     torch.ops.aten.sgn.default: _sgn,
     torch.ops.aten.var.correction: _var,

@@ -7,12 +7,10 @@ correct torch are among the fixes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-
-from aotpack_loader.errors import CaptureError
 
 from ..api.fake_tensors import stored_elements
 
@@ -37,20 +35,3 @@ TABLE: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.resize.default: _resize,
     torch.ops.aten.resize_as.default: _resize_as,
 }
-
-
-def with_symbolic_weights(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
-    """A table that takes a number which is not known as the weight of ``lerp``. Inductor's chooses a formula by its value."""
-    lerp = torch.ops.aten.lerp.Scalar
-    if lerp not in table:
-        return dict(table)
-    known = table[lerp]
-
-    def decomposed(start: torch.Tensor, end: torch.Tensor, weight: Any) -> torch.Tensor:
-        try:
-            found: torch.Tensor = known(start, end, weight)
-        except CaptureError:
-            found = torch.lerp(start, end, torch.scalar_tensor(weight, dtype=start.dtype))
-        return found
-
-    return {**table, lerp: decomposed}

@@ -68,9 +68,7 @@ class _Made:
         if "fallbacks" in files:
             fallbacks = store.add_bytes(files["fallbacks"], media_types.CODE_FALLBACKS)
             self.layers.append(fallbacks)
-        self.executables[item.key] = schema.Executable(
-            code, call.inputs, call.outputs, fallbacks, call.numbers, call.overwritten
-        )
+        self.executables[item.key] = schema.Executable(code, call.inputs, call.outputs, fallbacks, call.numbers, call.overwritten)
 
 
 class _Workers:
@@ -90,7 +88,7 @@ class _Workers:
 class CpuTarget(Target):
     """AOTInductor code for one x86-64 level (``cpu:x86-64-v3``); without a variant, the build machine's level."""
 
-    capabilities = Capabilities(uses_inductor=True, has_lstm_kernel=True, tunes=True)
+    capabilities = Capabilities(uses_inductor=True, has_lstm_kernel=True, tunes=True, has_optimizers=True)
 
     def __init__(self, variant: str = "") -> None:
         self.products: int | None = None

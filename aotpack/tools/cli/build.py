@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from .build_output import (
     directory_option,
     layout_of,
     no_cache_option,
+    optimizer_values,
     papers_options,
     print_report,
     specialize_option,
@@ -70,6 +72,20 @@ from .console import json_option, stderr, verbose_option
     help="Compile layers that a ModuleList or Sequential repeats once, so that a deep model builds faster. "
     "Default: where a model has at least 12 such layers.",
 )
+@build_option(
+    "--optimizer",
+    metavar="NAME",
+    help="An optimizer of torch.optim (adamw) whose step the bundle holds, over all parameters. Default: what model.py "
+    "defines as `optimizer(model)`, if it does.",
+)
+@click.option("--lr", type=float, metavar="NUMBER", help="The optimizer's learning rate.")
+@click.option(
+    "--optimizer-option",
+    "optimizer_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An option of the optimizer: weight_decay=0.1, betas=(0.9, 0.95). May be repeated.",
+)
 @tune_option
 @build_option("--second-derivatives", is_flag=True, help="Also build gradients of gradients (create_graph=True).")
 @papers_options
@@ -79,17 +95,33 @@ from .console import json_option, stderr, verbose_option
 @directory_option
 @json_option
 @verbose_option
-def command(entry: str, out: str, directory: bool, no_cache: bool, as_json: bool, verbose: bool, **options: Any) -> None:
+def command(
+    entry: str,
+    out: str,
+    directory: bool,
+    no_cache: bool,
+    as_json: bool,
+    verbose: bool,
+    lr: float | None,
+    optimizer_options: Sequence[str],
+    **options: Any,
+) -> None:
     """Build a bundle from ENTRY, `model.py` or `model.py:factory`.
 
-    The file defines `model` (a module, a factory or a function) and `example_inputs()`; optionally `dynamic_shapes`.
+    The file defines `model` (a module, a factory or a function) and `example_inputs()`; optionally `dynamic_shapes`
+    and `optimizer(model)`.
     """
     progress = Progress(stderr(), verbose=verbose)
     with progress.stage("import"):
         import aotpack
         from aotpack.model.entry import check_file, directory_on_path, load_entry, split_spec
         from aotpack.pipeline.preflight import check_build
+        from aotpack.optimizer.asked import named
     layout = layout_of(out, directory=directory)
+    name, given = options.pop("optimizer"), optimizer_values(lr, optimizer_options)
+    if given and name is None:
+        raise click.UsageError("--lr and --optimizer-option need --optimizer.")
+    optimizer = None if name is None else named(name, given)
     check_build(Options(out=out, layout=layout, **options), lambda: check_file(split_spec(entry)[0]))
     with directory_on_path(split_spec(entry)[0]):
         with progress.stage("load", entry):
@@ -104,6 +136,7 @@ def command(entry: str, out: str, directory: bool, no_cache: bool, as_json: bool
             name=loaded.name,
             entry=split_spec(entry)[0],
             cache=not no_cache,
+            optimizer=optimizer or loaded.optimizer,
             observer=progress,
             **options,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,24 @@ def build_option(*declarations: str, **settings: Any) -> Callable[[F], F]:
     if choices := field.metadata.get("choices"):
         settings = {"type": click.Choice(choices), "show_default": True, **settings}
     return click.option(*declarations, default=field.default, **settings)
+
+
+def optimizer_values(lr: float | None, given: Sequence[str]) -> dict[str, Any]:
+    """The options of an optimizer, from the words of the command line.
+
+    Raises:
+        click.UsageError: one is not NAME=VALUE.
+    """
+    values: dict[str, Any] = {} if lr is None else {"lr": lr}
+    for word in given:
+        name, equals, text = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise click.UsageError(f"--optimizer-option {word}: it is not NAME=VALUE.")
+        try:
+            values[name] = ast.literal_eval(text)
+        except (SyntaxError, ValueError):
+            values[name] = text
+    return values
 
 
 def no_cache_option(function: F) -> F:

@@ -14,7 +14,7 @@ from ..archive.bundle import Bundle
 from ..archive.layout import Layout
 from ..archive.weights import View, WeightMap
 from ..devices.select import Selection, is_native, select
-from ..errors import BundleError, DirectoryError
+from ..errors import BundleError, DirectoryError, TargetError
 from ..format import schema
 from ..format.subclasses import backward_arity, forward_arity, stored_parts, uses_subclasses
 from ..format.versions import torch_satisfies
@@ -209,6 +209,12 @@ def _update(bundle: Bundle, program: schema.Program, chosen: Selection, name: st
     """The update of an optimizer."""
     from ..optimizer.updates import OpenedUpdate  # a start does not need it
 
+    target = chosen.target
+    if target.kind != "portable" and f"{name}.forward" not in target.executables:
+        raise TargetError(
+            f"The target {target.name} holds no step of an optimizer.",
+            hint="Make an optimizer of torch.optim over the module's parameters, or load another target.",
+        )
     method = program.methods[name]
     entries = {entry.name: entry for entry in program.state}
     code = chosen.device.executable(f"{name}.forward", method.forward, forward_arity(method, entries))

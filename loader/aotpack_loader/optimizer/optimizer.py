@@ -139,7 +139,9 @@ class LoadedOptimizer(Optimizer):
             InputError: lists options that are compiled in and have changed.
         """
         if len(self.param_groups) != len(self._aotpack_groups):
-            raise EditError(f"The optimizer has {len(self._aotpack_groups)} groups in the bundle, and now {len(self.param_groups)}.")
+            raise EditError(
+                f"The optimizer has {len(self._aotpack_groups)} groups in the bundle, and now {len(self.param_groups)}."
+            )
         problems: list[Problem] = []
         found = [
             built.numbers(group, f"param_groups[{i}]", problems)

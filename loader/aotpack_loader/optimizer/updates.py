@@ -128,7 +128,9 @@ class Update:
         for primal, output in self._writes:
             target, value = arguments[primal], outputs[output]
             if value.shape != target.shape or value.dtype != target.dtype:
-                raise CorruptBundleError(f"A step returns {value.dtype}{list(value.shape)} for {target.dtype}{list(target.shape)}.")
+                raise CorruptBundleError(
+                    f"A step returns {value.dtype}{list(value.shape)} for {target.dtype}{list(target.shape)}."
+                )
             if value.data_ptr() != target.data_ptr():  # else the code has written there itself
                 target.copy_(value)
         torch.autograd.graph.increment_version(parameter)
