@@ -73,7 +73,7 @@ class AskedOptimizer:
         made = object.__new__(type(self.optimizer))
         made.__dict__.update(self.optimizer.__dict__)
         made.param_groups = [{**group, "params": [*parameters]}]
-        made.state = type(self.optimizer.state)(dict)  # type: ignore[call-arg]
+        made.state = type(self.optimizer.state)(dict)
         return made
 
 
@@ -97,7 +97,7 @@ def named(name: str, options: Mapping[str, Any]) -> Callable[[torch.nn.Module], 
     wrong = [Problem(option, f"{kind.__name__} has no such option") for option in options if option not in known_options]
     if wrong:
         raise BuildError("The optimizer cannot be made.", wrong, hint=f"It has {', '.join(known_options)}.")
-    return lambda model: kind(model.parameters(), **options)  # type: ignore[no-any-return]
+    return lambda model: kind(model.parameters(), **options)
 
 
 def resolve(asked: Asked | None, model: object, original: object) -> dict[str, AskedOptimizer]:
@@ -198,9 +198,7 @@ def _numbers(kind: type, options: Mapping[str, Any]) -> Iterator[tuple[str, floa
         if isinstance(value, (tuple, list)):
             kinds = (float, int) if "float" in annotation else float
             yield from ((f"{name}.{i}", float(item)) for i, item in enumerate(value) if _is_number(item, kinds))
-        elif isinstance(value, torch.Tensor):
-            yield name, float(value)
-        elif isinstance(value, float) or (type(value) is int and "float" in annotation):
+        elif isinstance(value, (torch.Tensor, float)) or (type(value) is int and "float" in annotation):
             yield name, float(value)
 
 

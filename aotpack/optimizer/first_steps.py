@@ -29,8 +29,29 @@ _SMALL: Final = 3
 _UNLIKE: Final = 0.0123456789
 """A learning rate that no other option has."""
 _NO_ARITHMETIC: Final = frozenset(
-    "alias clone copy_ detach empty_like fill_ full_like lift_fresh ones_like zeros_like zero_ _to_copy "
-    "_local_scalar_dense view_as_real view_as_complex scalar_tensor item empty full zeros ones".split()
+    [
+        "alias",
+        "clone",
+        "copy_",
+        "detach",
+        "empty_like",
+        "fill_",
+        "full_like",
+        "lift_fresh",
+        "ones_like",
+        "zeros_like",
+        "zero_",
+        "_to_copy",
+        "_local_scalar_dense",
+        "view_as_real",
+        "view_as_complex",
+        "scalar_tensor",
+        "item",
+        "empty",
+        "full",
+        "zeros",
+        "ones",
+    ]
 )
 
 
@@ -71,7 +92,7 @@ def _operators(asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> 
     try:
         for _ in range(2):
             parameter.grad = torch.ones_like(parameter)
-            with Seen():
+            with Seen():  # type: ignore[no-untyped-call]
                 step(optimizer)
     except Exception:  # some optimizers take no parameter of one dimension
         return [None]
@@ -134,7 +155,7 @@ class _Created(TorchDispatchMode):
     """Keeps a copy of each tensor as it is when it is first seen."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.tensors: dict[int, torch.Tensor] = {}
         self._alive: list[torch.Tensor] = []  # so that no address is used twice
 

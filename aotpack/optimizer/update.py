@@ -92,7 +92,7 @@ class Update(torch.nn.Module):
 
         def truth(expression: torch.SymBool) -> bool:
             if not shape_env.depends_on_data(expression):
-                return original(expression)  # type: ignore[no-untyped-call]
+                return bool(original(expression))  # type: ignore[no-untyped-call]
             return self._decide(expression.node.expr, symbols)
 
         with shape_env.symbolic_truths(truth, lambda number: bool(number != 0.0)):
@@ -104,10 +104,9 @@ class Update(torch.nn.Module):
         Raises:
             CaptureError: it depends on other values.
         """
-        limit = None
-        if isinstance(condition, sympy.core.relational.Relational) and len(condition.free_symbols) == 1:
-            (symbol,) = condition.free_symbols
-            limit = _limit(condition.lhs - condition.rhs, symbol) if symbol in symbols else None
+        limit, symbol = None, next(iter(condition.free_symbols), None)
+        if isinstance(condition, sympy.core.relational.Relational) and condition.free_symbols <= symbols.keys():
+            limit = _limit(condition.lhs - condition.rhs, symbol)
         compares = isinstance(condition, (sympy.Eq, sympy.Ne))
         if limit is None:
             raise CaptureError(f"The step of the optimizer branches on a value: {condition}. {origin.current_line()}")

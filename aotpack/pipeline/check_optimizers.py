@@ -40,8 +40,9 @@ def check(folder: Path, targets: Sequence[str], program: schema.Program, asked: 
                     _differences(optimizer, optimizer.groups[update.group], loaded, module.get_parameter(chosen), chosen)
                 )
                 if problems:
+                    kind = type(optimizer.optimizer).__name__
                     raise WrongResultsError(
-                        f"The optimizer {name!r} of target {target!r} makes other steps than {type(optimizer.optimizer).__name__}.",
+                        f"The optimizer {name!r} of target {target!r} makes other steps than {kind}.",
                         problems,
                         hint="This is a fault of aotpack or torch: please report it. --no-check builds without this check.",
                     )

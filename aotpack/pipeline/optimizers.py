@@ -19,7 +19,7 @@ from aotpack_loader.format import schema
 
 from ..capture.inputs.dynamic_shapes import resolve as resolve_shapes
 from ..capture.inputs.synthetic_bases import Arrangement
-from ..graph.literals import NOT_A_LITERAL, literal_argument
+from ..graph.literals import literal_argument
 from ..optimizer.asked import AskedOptimizer, Group
 from ..optimizer.first_steps import FirstStep, first_step, is_elementwise
 from ..optimizer.update import Update
@@ -168,8 +168,7 @@ def _data(value: Any) -> schema.Data:
         value = value.item()
     if isinstance(value, (list, tuple)):
         return schema.DataSequence("tuple" if isinstance(value, tuple) else "list", [_data(item) for item in value])
-    literal = literal_argument(value)
-    assert literal is not NOT_A_LITERAL  # asked.resolve has refused others
+    literal: schema.Data = literal_argument(value)  # asked.resolve has refused what is none
     return literal
 
 

@@ -238,8 +238,8 @@ def _compiled(
     tested = _self_test(run, context, described[0][0], store) if self_test else None
     name = name or type(context.model).__name__
     programs = []
-    for one, (methods, _), (extra, origins, entries) in zip(traced, described, compiled, strict=True):
-        parts = documents.ProgramParts(methods, extra, weights, tested, origins, one.optimizers)
+    for one, (methods, _), (extra, stored_origins, entries) in zip(traced, described, compiled, strict=True):
+        parts = documents.ProgramParts(methods, extra, weights, tested, stored_origins, one.optimizers)
         programs.append((documents.assemble(name, in_progress.producer, one.context, parts), entries))
     return programs
 

@@ -126,7 +126,7 @@ def _lerp(start: torch.Tensor, end: torch.Tensor, weight: Any) -> Any:
     """``lerp`` with a number that is not known. torch's rule chooses a formula by its value."""
     if not isinstance(weight, torch.SymFloat):
         return decompositions[torch.ops.aten.lerp.Scalar](start, end, weight)
-    return torch.lerp(start, end, torch.scalar_tensor(weight, dtype=start.dtype))
+    return torch.lerp(start, end, torch.ops.aten.scalar_tensor.default(weight, dtype=start.dtype))
 
 
 def _pow(x: torch.Tensor, exponent: Any) -> Any:

@@ -115,8 +115,8 @@ def command(
     with progress.stage("import"):
         import aotpack
         from aotpack.model.entry import check_file, directory_on_path, load_entry, split_spec
-        from aotpack.pipeline.preflight import check_build
         from aotpack.optimizer.asked import named
+        from aotpack.pipeline.preflight import check_build
     layout = layout_of(out, directory=directory)
     name, given = options.pop("optimizer"), optimizer_values(lr, optimizer_options)
     if given and name is None:

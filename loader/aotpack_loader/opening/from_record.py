@@ -103,9 +103,8 @@ def _from_record(path: str, layout: Layout, backend: str | None, trust: str | Co
     calls = {name: _call(name, described, library, codes, tensors, rest) for name, described in record["methods"].items()}
     outline = _outline(record["outline"])
     reason = record["reason"].format(decision.reason)
-    info = LoadInfo(
-        path, digest, record["target"], reason, rest.program, record["rejected"], dict.fromkeys(calls, "native"), rest.update
-    )
+    made = dict.fromkeys(calls, "native")
+    info = LoadInfo(path, digest, record["target"], reason, rest.program, record["rejected"], made, rest.update)
     state = {name: tensors[name] for name in record["state"]}
     return class_of(outline)(info, outline, state, by_mode(outline.serves, cast("dict[str, MethodCall]", calls)))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import torch
-from torch.optim import Optimizer
+from torch.optim import Optimizer  # noqa: TID251 - what imports Dynamo is not called here
 
 from ..errors import AotpackError, EditError, InputError, Problem, StateError
 from ..format import schema

@@ -45,6 +45,10 @@ def item(x: Tensor, i: Tensor) -> Tensor:
     return x * i.item()
 
 
+def item_as_an_exponent(x: Tensor, i: Tensor) -> Tensor:
+    return x.exp() ** (i.float().item() / 2)
+
+
 def item_as_size(i: Tensor, x: Tensor) -> Tensor:
     size = i.item()
     torch._check(size >= 0)

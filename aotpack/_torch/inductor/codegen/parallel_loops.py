@@ -13,6 +13,7 @@ from typing import Any
 
 import sympy
 from torch._inductor.codegen import cpp
+from torch._inductor.codegen.cpp_utils import cexpr_index
 from torch._inductor.utils import sympy_product
 from torch.utils._sympy.functions import CeilDiv
 
@@ -42,7 +43,7 @@ def loops_worth_their_threads() -> Iterator[None]:
     def decided(kernel: Any, most: Any, threads: int) -> Any:
         found = decide(kernel, most, threads)
         count = sympy_product(kernel.call_ranges)
-        length[:] = [] if count.is_number else [cpp.cexpr_index(sympy_product(kernel.ranges))]
+        length[:] = [] if count.is_number else [cexpr_index(sympy_product(kernel.ranges))]
         return replace(found, parallel_depth=0) if count.is_number and count <= _FEW else found
 
     def parallel(region: Any, threads: int) -> None:

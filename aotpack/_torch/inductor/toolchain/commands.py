@@ -300,9 +300,8 @@ def _flags_of_ours(current: Callable[[], Library]) -> Iterator[None]:
             wrapper_code, interface = without_interface(wrapper_code)
             current().interface = interface and with_kernel_errors(interface)
             wrapper_code = f'#line 1 "wrapper.cpp"\n{finished_wrapper(wrapper_code, current().products, current().runs)}'
-            kernel_code = (
-                f'#line 1 "kernel.cpp"\n{with_functions(with_hoisted_numbers(kernel_code))}' if kernel_code else kernel_code
-            )
+            kernels = with_functions(with_hoisted_numbers(kernel_code))
+            kernel_code = f'#line 1 "kernel.cpp"\n{kernels}' if kernel_code else kernel_code
             return super().compile(graph, wrapper_code, kernel_code, *args, **kwargs)
 
     with (
