@@ -49,6 +49,9 @@ from .replay import BUNDLE, EXPECT, TENSORS, flatten, observe, replay
 from .signed import SIGNED, replay_signed, write_signed
 
 ALL_INVALID: dict[str, Invalid] = INVALID | MORE_INVALID | INVALID_CODE | ALONE
+ALL_INVALID |= {
+    name: Invalid("C42", text, edit, backward=True, base="optimizers") for name, text, edit in cases_optimizers.broken()
+}
 VECTORS = ROOT / "spec/vectors/v1"
 TOLERANCE = {"relative": 1e-4, "absolute": 1e-6}
 
