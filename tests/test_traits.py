@@ -41,6 +41,7 @@ OF_FIELDS = {
     "Method.distinct": Trait.COMPARES_ARGUMENTS,
     "Method.autocast": Trait.AUTOCAST,
     "Method.sizes": Trait.SUBCLASSES,
+    "Method.step": Trait.STEP,
     "TupleNode.size": Trait.OTHER_CONTAINERS,
     "DictNode.ordered": Trait.OTHER_CONTAINERS,
     "TensorLeaf.from_start": Trait.FROM_START,

@@ -31,6 +31,7 @@ WITHOUT_VALID_VECTOR = {
 
 _XLA = "only a program that XLA has compiled shows it, and vectors hold none: tests/xla"
 RULES_WITHOUT_VECTOR = {
+    "O1": "vectors call methods, and make no steps: tests/test_optimizers.py",
     "X1": "what code of two targets saves differs by what the compiler chose: tests/test_layouts.py",
     **dict.fromkeys(("X3", "X4", "X5", "X6"), _XLA),
 }

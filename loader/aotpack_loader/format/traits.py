@@ -34,6 +34,7 @@ class Trait(Enum):
     AUTOCAST = "it was built under autocast; use autocast inside of forward"
     TURNS_ON_GRADIENTS = "it turns gradients on itself; turn them on around the call"
     DERIVATIVE = "it belongs to derivatives of gradients; build without second derivatives"
+    STEP = "it is the update of an optimizer"
     BASES = "it writes to arguments that share memory; pass copies"
     WRITES_TO_ARGUMENTS = "it writes to its arguments or parameters; return new tensors"
     METADATA = "it changes sizes or strides in place; return a new tensor"
@@ -83,6 +84,8 @@ def _traits(method: schema.Method, state: Mapping[str, schema.StateEntry]) -> It
         yield Trait.BASES
     if method.role == "derivative":
         yield Trait.DERIVATIVE
+    if method.step:
+        yield Trait.STEP
     if method.backward is not None:
         yield from _of_backward(method.backward)
         if not any(mode.grad for mode in method.serves):

@@ -35,11 +35,7 @@ HOOKS = (
         component="aot_autograd",
         summary="Refuses a custom backward that writes to a gradient which others have, too.",
         module="refusals.gradient_writes",
-        patches=(
-            "torch.autograd.function.BackwardCFunction.apply",
-            "torch.autograd.grad",
-            "torch.Tensor.register_hook",
-        ),
+        patches=("torch.autograd.function.BackwardCFunction.apply", "torch.autograd.grad", "torch.Tensor.register_hook"),
     ),
     Hook(
         id="partitioner-budget",
@@ -144,10 +140,7 @@ HOOKS = (
         component="aot_autograd",
         summary="Traces `torch.inference_mode` inside a model as `torch.no_grad`: its tensors cannot be traced.",
         module="api.inference",
-        patches=(
-            "torch.autograd.grad_mode.inference_mode.__enter__",
-            "torch.autograd.grad_mode.inference_mode.__exit__",
-        ),
+        patches=("torch.autograd.grad_mode.inference_mode.__enter__", "torch.autograd.grad_mode.inference_mode.__exit__"),
     ),
     Hook(
         id="aot-dirty-arguments",
@@ -366,10 +359,7 @@ HOOKS = (
         component="inductor",
         summary="Frees large buffers after the loop that reads them last.",
         module="inductor.codegen.early_frees",
-        patches=(
-            f"{_CPP}.CppScheduling.ready_to_flush",
-            "torch._inductor.codegen.wrapper.AllocateLine.should_reuse_buffer",
-        ),
+        patches=(f"{_CPP}.CppScheduling.ready_to_flush", "torch._inductor.codegen.wrapper.AllocateLine.should_reuse_buffer"),
     ),
     Hook(
         id="inductor-memory-order",

@@ -1,0 +1,348 @@
+"""Optimizers in bundles: their steps beside those of ``torch.optim``, their state, their errors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import FreshProcess
+from torch import nn
+
+import aotpack
+import aotpack_loader
+from aotpack_loader.errors import AotpackError, BuildError, EditError, InputError, StateError, UnsupportedError
+
+Made = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+class Net(nn.Module):
+    """Matrices, vectors, a scalar, a tied weight, and a parameter in channels-last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 4)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.filter = nn.Parameter(torch.randn(2, 3, 2, 2).contiguous(memory_format=torch.channels_last))
+        self.tied = nn.Linear(4, 3)
+        self.tied.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(self.norm(self.first(x))) * self.scale + self.filter.sum() + self.tied(x).sum()
+        return y
+
+
+def built(tmp_path: Path, optimizer: Any, *, target: str = "portable", model: nn.Module | None = None) -> tuple[nn.Module, Any]:
+    """A model and the same model from a bundle with an optimizer."""
+    torch.manual_seed(0)
+    model = Net() if model is None else model
+    out = tmp_path / "net.aotpack"
+    x = torch.randn(5, next(p.shape[-1] for p in model.parameters() if p.dim() == 2))
+    aotpack.build(model, (x,), out=out, targets=(target,), methods=("train",), optimizer=optimizer)
+    return model, aotpack_loader.load(out)
+
+
+def steps(
+    pairs: list[tuple[nn.Module, torch.optim.Optimizer]], count: int, skipped: str = "", *, contiguous: bool = True
+) -> None:
+    """Take steps with equal gradients and learning rates that change. Now and then a parameter has no gradient.
+
+    Gradients are ``contiguous``, or have the strides of their parameters.
+    """
+    generator = torch.Generator().manual_seed(1)
+    for i in range(count):
+        for parameters in zip(*(module.named_parameters() for module, _ in pairs), strict=True):
+            gradient = torch.randn(parameters[0][1].shape, generator=generator)
+            for name, parameter in parameters:
+                like = torch.empty_like(parameter, memory_format=torch.contiguous_format if contiguous else torch.preserve_format)
+                parameter.grad = None if name == skipped and i % 2 == 0 else like.detach().copy_(gradient)
+        for _, optimizer in pairs:
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.9
+            optimizer.step()
+
+
+def largest_difference(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> float:
+    """Between two optimizers: of parameters and of state, in relation to the values."""
+    found = [0.0]
+    for group, others in zip(one.param_groups, other.param_groups, strict=True):
+        for p, q in zip(group["params"], others["params"], strict=True):
+            pairs = [(p, q), *((one.state[p][key], other.state[q][key]) for key in one.state[p])]
+            for x, y in pairs:
+                x, y = (torch.as_tensor(value).detach().double() for value in (x, y))
+                found.append(float(((x - y).abs() / (1e-2 + x.abs())).max()))
+    return max(found)
+
+
+def of(name: str, **options: Any) -> Made:
+    return lambda model: getattr(torch.optim, name)(model.parameters(), **options)
+
+
+EXACT = {
+    "SGD": of("SGD", lr=0.1),
+    "SGD with momentum": of("SGD", lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "SGD with dampening": of("SGD", lr=0.1, momentum=0.9, dampening=0.3, maximize=True),
+    "Adam": of("Adam", lr=0.1, amsgrad=True, weight_decay=0.1),
+    "Adam without momentum": of("Adam", betas=(0.0, 0.99)),
+    "AdamW": of("AdamW", lr=0.1),
+    "Adamax": of("Adamax"),
+    "Adagrad": of("Adagrad", initial_accumulator_value=0.5, lr_decay=0.01),
+    "RMSprop": of("RMSprop"),
+    "RMSprop centered": of("RMSprop", momentum=0.9, centered=True),
+    "Adadelta": of("Adadelta"),
+    "NAdam": of("NAdam", decoupled_weight_decay=True, weight_decay=0.1),
+    "Rprop": of("Rprop"),
+    "Muon": lambda model: torch.optim.Muon([p for p in model.parameters() if p.dim() == 2]),
+}
+CLOSE = {
+    "Adafactor": of("Adafactor"),
+    "RAdam": of("RAdam"),
+    "ASGD": of("ASGD", t0=3.0),
+    "AdamW fused": of("AdamW", fused=True),
+}
+"""Those that sum in another order, compute with tensors where eager computes with numbers, or have another kernel in eager."""
+
+
+@pytest.mark.parametrize("name", EXACT | CLOSE)
+def test_steps_are_those_of_torch(name: str, tmp_path: Path) -> None:
+    made = (EXACT | CLOSE)[name]
+    model, loaded = built(tmp_path, made)
+    eager, own = made(model), loaded.aotpack.optimizer()
+    # torch's fused kernel takes gradients of other strides as if they had the parameter's.
+    steps([(model, eager), (loaded, own)], 20, skipped="norm.weight", contiguous=name != "AdamW fused")
+    difference = largest_difference(eager, own)
+    assert difference == 0 if name in EXACT else difference < 1e-4
+    if name != "AdamW fused":
+        eager.load_state_dict(own.state_dict())
+        own.load_state_dict(eager.state_dict())
+        assert largest_difference(eager, own) <= difference
+
+
+@pytest.mark.parametrize("name", ["SGD with momentum", "AdamW", "Rprop", "Adafactor", "Muon", "ASGD"])
+def test_native_steps_are_those_of_torch(name: str, tmp_path: Path) -> None:
+    made = (EXACT | CLOSE)[name]
+    model, loaded = built(tmp_path, made, target="cpu")
+    assert loaded.aotpack.backend.startswith("cpu")
+    eager, own = made(model), loaded.aotpack.optimizer()
+    versions = [p._version for p in loaded.parameters()]
+    steps([(model, eager), (loaded, own)], 20, skipped="norm.weight")
+    assert largest_difference(eager, own) < 1e-4
+    assert all(p._version > before for p, before in zip(own.param_groups[0]["params"], versions, strict=False))
+
+
+class Lion(torch.optim.Optimizer):
+    """An optimizer of the user's own, whose state has an integer and is replaced at each step."""
+
+    def __init__(self, params: Any, lr: float = 1e-2, beta: float = 0.9) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["count"], state["average"] = 0, torch.zeros_like(p)
+                state["count"] += 1
+                state["average"] = state["average"] * group["beta"] + p.grad * (1 - group["beta"])
+                p -= group["lr"] * state["average"].sign() / state["count"] ** 0.5
+
+
+def test_an_optimizer_of_the_users_own(tmp_path: Path) -> None:
+    model, loaded = built(tmp_path, lambda model: Lion(model.parameters()))
+    eager, own = Lion(model.parameters()), loaded.aotpack.optimizer()
+    steps([(model, eager), (loaded, own)], 7)
+    assert largest_difference(eager, own) == 0
+    assert own.state[loaded.scale]["count"] == 7
+
+
+def two_groups(model: nn.Module) -> torch.optim.Optimizer:
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    return torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=1e-2)
+
+
+def test_groups_schedulers_and_clipping(tmp_path: Path) -> None:
+    model, loaded = built(tmp_path, two_groups)
+    eager, own = two_groups(model), loaded.aotpack.optimizer()
+    assert isinstance(own, torch.optim.Optimizer)
+    schedulers = [torch.optim.lr_scheduler.OneCycleLR(one, max_lr=0.1, total_steps=12) for one in (eager, own)]
+    x = torch.randn(5, 4)
+    for _ in range(6):
+        for module, optimizer, scheduler in zip((model, loaded), (eager, own), schedulers, strict=True):
+            module(x).square().mean().backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    assert largest_difference(eager, own) < 1e-5  # the gradients are those of two graphs
+    assert len(loaded.aotpack.program.optimizers["optimizer"].updates) == 2
+
+
+def test_half_precision_and_several_optimizers(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 3).bfloat16(), nn.Linear(3, 4))
+    model.forward = lambda x: nn.Module.__call__(model[1], model[0](x.bfloat16()).float())  # type: ignore[method-assign]
+
+    def first(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model[0].parameters(), lr=0.1)  # type: ignore[index]
+
+    def second(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model[1].parameters(), lr=0.1)  # type: ignore[index]
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(4, 3).bfloat16(), nn.Linear(3, 4)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers[1](self.layers[0](x.bfloat16()).float())  # type: ignore[no-any-return]
+
+        def __getitem__(self, i: int) -> nn.Module:
+            return self.layers[i]
+
+    two, loaded = built(tmp_path, {"first": first, "second": second}, model=Two())
+    eager, own = first(two), loaded.aotpack.optimizer("first")
+    steps([(two.layers[0], eager), (loaded.layers[0], own)], 5)  # type: ignore[list-item]
+    assert largest_difference(eager, own) == 0
+    with pytest.raises(AotpackError, match="no optimizer 'optimizer'"):
+        loaded.aotpack.optimizer()
+
+
+def test_a_start_imports_no_compiler(tmp_path: Path, fresh_process: FreshProcess) -> None:
+    built(tmp_path, of("AdamW"))
+    code = """
+        import json, sys, torch, aotpack_loader
+        model = aotpack_loader.load(sys.argv[1])
+        optimizer = model.aotpack.optimizer(lr=0.1)
+        before = [p.detach().clone() for p in model.parameters()]
+        model(torch.ones(5, 4)).sum().backward()
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.zero_grad()
+        changed = [not torch.equal(p, q) for p, q in zip(model.parameters(), before)]
+        compilers = ("torch._dynamo", "torch._inductor", "sympy")
+        print(json.dumps([changed, [name for name in sys.modules if name.startswith(compilers)]]))
+    """
+    changed, imported = fresh_process(code, tmp_path / "net.aotpack", from_nothing=True)
+    assert any(changed)
+    assert imported == []
+
+
+def test_from_a_record_and_on_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AOTPACK_RECORDED_STARTS", "1")
+    built(tmp_path, of("SGD", lr=0.1), target="cpu")
+    for _ in range(2):
+        loaded = aotpack_loader.load(tmp_path / "net.aotpack")
+        copied = copy.deepcopy(loaded)
+        optimizer = copied.aotpack.optimizer()
+        assert optimizer.param_groups[0]["params"][0] is next(copied.parameters())
+        steps([(copied, optimizer)], 1)
+        assert not torch.equal(copied.scale, loaded.scale)
+
+
+def test_what_is_compiled_in_cannot_change(tmp_path: Path) -> None:
+    _, loaded = built(tmp_path, of("SGD", lr=0.1, momentum=0.9))
+    with pytest.raises(EditError, match="nesterov: is no number"):
+        loaded.aotpack.optimizer(nesterov=True)
+    optimizer = loaded.aotpack.optimizer(lr=1)
+    steps([(loaded, optimizer)], 1)
+    for option, value, text in (
+        ("nesterov", True, "built for False"),
+        ("momentum", 0.0, "values other than 0"),
+        ("weight_decay", 0.1, "0 alone"),
+        ("lr", "much", "no number"),
+        ("lr", None, "no number"),
+    ):
+        before = optimizer.param_groups[0][option]
+        optimizer.param_groups[0][option] = value
+        with pytest.raises(InputError, match=text):
+            optimizer.step()
+        optimizer.param_groups[0][option] = before
+    with pytest.raises(EditError, match="cannot be added"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    for function in (copy.copy, copy.deepcopy):
+        with pytest.raises(AotpackError, match="pickled or copied"):
+            function(optimizer)
+
+
+def test_wrong_gradients_change_nothing(tmp_path: Path) -> None:
+    _, loaded = built(tmp_path, of("AdamW"))
+    optimizer = loaded.aotpack.optimizer()
+    with pytest.raises(InputError, match="no parameter has a gradient"):
+        optimizer.step()
+    steps([(loaded, optimizer)], 1)
+    before = [p.detach().clone() for p in loaded.parameters()]
+    loaded.first.weight.grad = torch.zeros(3, 4).to_sparse()
+    optimizer.state[loaded.scale]["exp_avg"] = torch.zeros(2)
+    del optimizer.state[loaded.first.bias]["step"]
+    with pytest.raises(InputError) as raised:
+        optimizer.step()
+    text = str(raised.value)
+    for part in ("first.weight.grad: is a sparse", "scale: has torch.float32[2] on cpu as exp_avg", "first.bias: has the state"):
+        assert part in text
+    assert all(torch.equal(p, q) for p, q in zip(loaded.parameters(), before, strict=True))
+
+
+def test_state_of_another_optimizer(tmp_path: Path) -> None:
+    model, loaded = built(tmp_path, of("AdamW"))
+    own, other = loaded.aotpack.optimizer(), torch.optim.SGD(model.parameters(), momentum=0.9)
+    steps([(model, other), (loaded, own)], 2)
+    before = copy.deepcopy(own.state_dict())
+    with pytest.raises(StateError, match="has the state momentum_buffer"):
+        own.load_state_dict(other.state_dict())
+    with pytest.raises(StateError, match="no state of the optimizer"):
+        own.load_state_dict({"state": {}, "param_groups": []})
+    after = own.state_dict()
+    assert before["param_groups"] == after["param_groups"]
+    assert all(torch.equal(x, after["state"][i][key]) for i, state in before["state"].items() for key, x in state.items())
+
+
+def test_replaced_parameters_are_refused(tmp_path: Path) -> None:
+    _, loaded = built(tmp_path, of("AdamW"))
+    optimizer = loaded.aotpack.optimizer()
+    steps([(loaded, optimizer)], 1)
+    loaded.first.weight.data = loaded.first.weight.data.double()
+    loaded.first.weight.grad = loaded.first.weight.data.clone()
+    with pytest.raises(InputError, match=r"first.weight: is of torch.float64"):
+        optimizer.step()
+    with pytest.raises(EditError, match=r"first.weight: is of torch.float64"):
+        loaded.aotpack.optimizer()
+
+
+class Strange(torch.optim.SGD):
+    """Its state begins with the gradient, in another way than SGD's."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            if "kept" not in self.state[p]:
+                self.state[p]["kept"] = p.grad.clone()
+            p -= self.state[p]["kept"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "text"),
+    [
+        (of("LBFGS"), "several times"),
+        (of("SparseAdam"), "sparse gradients"),
+        (lambda model: torch.optim.SGD([nn.Parameter(torch.ones(7))]), r"not the model's, of shapes \[7\]"),
+        (lambda model: None, "NoneType, no torch.optim.Optimizer"),
+        (lambda model: torch.optim.AdamW(model.parameters(), lr=-1), "Invalid learning rate"),
+        ({"a": of("SGD"), "b": of("SGD")}, "as a does"),
+        (lambda model: Strange(model.parameters()), "other values before the first step"),
+    ],
+)
+def test_optimizers_that_cannot_be_built(optimizer: Any, text: str, tmp_path: Path) -> None:
+    with pytest.raises((BuildError, UnsupportedError), match=text):
+        built(tmp_path, optimizer)
+    assert not (tmp_path / "net.aotpack").exists()
+
+
+def test_a_function_has_no_optimizer(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"Only a torch\.nn\.Module"):
+        aotpack.build(torch.sin, (torch.ones(2),), out=tmp_path / "a.aotpack", targets=("portable",), optimizer=of("SGD"))
