@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_fixes.lowering import sources_of
 
+from aotpack._torch.inductor.toolchain.hoisted_numbers import with_hoisted_numbers
+
 Function = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -56,3 +58,20 @@ def test_costly_images_of_a_pool_are_vectorized(name: str, tmp_path: Path) -> No
     code = _code(lambda x, y: POOLS[name](x.tanh()).sum() + y, (torch.randn(4 * 3 * 32 * 32), torch.randn(8)), tmp_path)
     assert re.search(r"tmp\d+\.tanh\(\)", code)
     assert "std::tanh" not in code
+
+
+def test_loops_of_sizes_that_vary_start_threads_if_they_are_long(tmp_path: Path) -> None:
+    sizes = ({0: torch.export.Dim("n", min=2)}, {0: torch.export.Dim("n", min=2)})
+    (code,) = sources_of(lambda x, y: x.sin() * y, (torch.randn(9), torch.randn(9)), tmp_path, "infer", dynamic_shapes=sizes)
+    assert re.search(r"#pragma omp parallel if\(.*ks0.* > 4096\)", code)
+
+
+def test_powers_of_numbers_are_computed_before_the_loops() -> None:
+    head = 'extern "C"  void  kernel(const float* in_ptr0,\n                       const int64_t ks0,\n                       const double ks1)\n{\n'
+    loop = "    for(int64_t x0=0; x0<ks0; x0+=1)\n    {\n"
+    power = "        auto tmp1 = 1.0 + std::pow(ks1, 2.0);\n"
+    other = "        auto tmp2 = std::pow(tmp1, ks1);\n"
+    found = with_hoisted_numbers(f"{head}{loop}{power}{other}    }}\n}}\n")
+    assert found == (
+        f"{head}    const double number0 = 1.0 + std::pow(ks1, 2.0);\n{loop}        auto tmp1 = number0;\n{other}    }}\n}}\n"
+    )

@@ -121,6 +121,7 @@ def test_steps_are_those_of_torch(name: str, tmp_path: Path) -> None:
         assert largest_difference(eager, own) <= difference
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("name", ["SGD with momentum", "AdamW", "Rprop", "Adafactor", "Muon", "ASGD"])
 def test_native_steps_are_those_of_torch(name: str, tmp_path: Path) -> None:
     made = (EXACT | CLOSE)[name]
@@ -233,6 +234,7 @@ def test_a_start_imports_no_compiler(tmp_path: Path, fresh_process: FreshProcess
     assert imported == []
 
 
+@pytest.mark.compiled
 def test_from_a_record_and_on_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AOTPACK_RECORDED_STARTS", "1")
     built(tmp_path, of("SGD", lr=0.1), target="cpu")
