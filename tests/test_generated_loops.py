@@ -67,7 +67,7 @@ def test_loops_of_sizes_that_vary_start_threads_if_they_are_long(tmp_path: Path)
 
 
 def test_powers_of_numbers_are_computed_before_the_loops() -> None:
-    head = 'extern "C"  void  kernel(const float* in_ptr0,\n                       const int64_t ks0,\n                       const double ks1)\n{\n'
+    head = 'extern "C"  void  kernel(const float* in_ptr0,\n    const int64_t ks0,\n    const double ks1)\n{\n'
     loop = "    for(int64_t x0=0; x0<ks0; x0+=1)\n    {\n"
     power = "        auto tmp1 = 1.0 + std::pow(ks1, 2.0);\n"
     other = "        auto tmp2 = std::pow(tmp1, ks1);\n"

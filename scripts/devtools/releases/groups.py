@@ -107,9 +107,8 @@ GROUPS = (
         "builder",
         "Builds: options, sizes, random numbers, recomputation, refusals",
         _files(
-            "assigned_state build branches capture gpus optimizers overlaps packed process_copy random recompute refusals regional"
-            " rolled_loops"
-            " sizes_of_one threads unchanged"
+            "assigned_state build branches capture gpus optimizers overlaps packed process_copy random recompute refusals"
+            " regional rolled_loops sizes_of_one threads unchanged"
         ),
         code="portable",
     ),

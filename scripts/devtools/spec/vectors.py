@@ -39,6 +39,7 @@ from .arguments import made, recorded
 from .calls import run
 from .cases import CASES, Function
 from .cases import Case as CallCase
+from .cases_optimizers import broken
 from .compiled import INVALID_CODE
 from .documents import Documents, tar
 from .invalid import INVALID, Invalid
@@ -49,9 +50,7 @@ from .replay import BUNDLE, EXPECT, TENSORS, flatten, observe, replay
 from .signed import SIGNED, replay_signed, write_signed
 
 ALL_INVALID: dict[str, Invalid] = INVALID | MORE_INVALID | INVALID_CODE | ALONE
-ALL_INVALID |= {
-    name: Invalid("C42", text, edit, backward=True, base="optimizers") for name, text, edit in cases_optimizers.broken()
-}
+ALL_INVALID |= {name: Invalid("C42", text, edit, backward=True, base="optimizers") for name, text, edit in broken()}
 VECTORS = ROOT / "spec/vectors/v1"
 TOLERANCE = {"relative": 1e-4, "absolute": 1e-6}
 
