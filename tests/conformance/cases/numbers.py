@@ -110,6 +110,11 @@ def pools_at_nan(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return F.adaptive_max_pool1d(x, 3), F.adaptive_max_pool1d(x, 2), F.adaptive_max_pool2d(y, 3)
 
 
+def products(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    """Eager's gradient divides the product, unless it finds a 0: what overflows or is no number shows which."""
+    return x.prod(), x.prod(1), y.prod(), y.prod(0), z.prod(), z.prod(-1, keepdim=True), (x * 1e-3).prod(dtype=torch.float64)
+
+
 def large_margins(x: Tensor) -> tuple[Tensor, ...]:
     signs = torch.ones_like(x).cumsum(-1) % 2 * 2 - 1
     return F.soft_margin_loss(x, signs), F.soft_margin_loss(x, signs, reduction="none")
@@ -139,6 +144,7 @@ _SPECIAL = torch.tensor(
 )
 _HALVES = torch.cat([torch.linspace(-9.7, 9.9, 62), torch.tensor([300.0, -256.0, 1e-4, 3e-8])])
 _ONE_NAN = torch.where(torch.arange(84) == 23, _NAN, torch.linspace(-1, 1, 84)).reshape(12, 7)
+_FACTORS = torch.tensor([[1e30, 1e30, 1e-30, 1e-30], [_INF, 1.0, 2.0, 3.0], [_NAN, 1.0, -1.0, 0.5], [3.0, 4.0, 5.0, 6.0]])
 _AT_THRESHOLD = torch.tensor([0.3, 0.31, 0.2, 0.5])
 _REFUSED: dict[str, tuple[Callable[..., object], tuple[Tensor, ...], str]] = {
     "celu, alpha 0": (lambda x: F.celu(x, 0.0), (torch.ones(3),), "alpha cannot be 0"),
@@ -192,6 +198,11 @@ CASES: list[Case] = [
             ("results in half precision", half_results, [g(66), const(_HALVES)]),
             ("gradients in half precision", half_gradients, [_leaf(_HALVES.bfloat16()), _leaf(_HALVES.half())]),
             ("pools of NaN", pools_at_nan, [_leaf(_ONE_NAN), _leaf(_ONE_NAN.reshape(1, 2, 6, 7))]),
+            (
+                "gradients of products",
+                products,
+                [_leaf(_FACTORS), _leaf(_FACTORS.where(_FACTORS != 2, 0)), _leaf(_FACTORS.where(_FACTORS < 2, 0))],
+            ),
             ("margins out of range", large_margins, [_leaf(torch.linspace(-300.0, 300.0, 35))]),
             ("a view beside what is detached", view_and_detached, [g(2, 4)]),
             ("views beside what is detached", views_and_detached, [g(2, 4)]),

@@ -79,7 +79,7 @@ FIXES = (
     _fake(
         id="fake-strides-of-kernels",
         severity="strides",
-        summary="Fake kernels of 66 operators give other strides than kernels do: `as_strided` reads other elements.",
+        summary="Fake kernels of 70 operators give other strides than kernels do: `as_strided` reads other elements.",
         upstream="pytorch#145094",
         apply="fixes.fake_tensor.strides:fix_fake_strides",
         patches=("torch._subclasses.fake_tensor.FakeTensorMode.dispatch",),
