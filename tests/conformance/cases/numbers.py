@@ -115,6 +115,27 @@ def products(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
     return x.prod(), x.prod(1), y.prod(), y.prod(0), z.prod(), z.prod(-1, keepdim=True), (x * 1e-3).prod(dtype=torch.float64)
 
 
+def ranges(x: Tensor) -> tuple[Tensor, ...]:
+    """Compared as integers, so that one rounding shows."""
+    halves = [torch.linspace(-3.3, 7.7, 33, dtype=dtype) for dtype in (torch.float16, torch.bfloat16)]
+    halves += [
+        torch.arange(3, -7, -0.3, dtype=torch.float16),
+        torch.hann_window(33, dtype=torch.bfloat16),
+        torch.logspace(-2, 2, 9).half(),
+    ]
+    whole = (
+        torch.linspace(101.5, 3.3, 33, dtype=torch.int64),
+        torch.linspace(0, 9.9, 100).mul(10).long(),
+        torch.linspace(0, 5, 6) + x,
+    )
+    return (
+        *whole,
+        *(half.view(torch.int16) for half in halves),
+        torch.arange(0, 1, 0.1).view(torch.int32),
+        torch.arange(5.0) * x[:5],
+    )
+
+
 def large_margins(x: Tensor) -> tuple[Tensor, ...]:
     signs = torch.ones_like(x).cumsum(-1) % 2 * 2 - 1
     return F.soft_margin_loss(x, signs), F.soft_margin_loss(x, signs, reduction="none")
@@ -203,6 +224,7 @@ CASES: list[Case] = [
                 products,
                 [_leaf(_FACTORS), _leaf(_FACTORS.where(_FACTORS != 2, 0)), _leaf(_FACTORS.where(_FACTORS < 2, 0))],
             ),
+            ("ranges", ranges, [g(6)]),
             ("margins out of range", large_margins, [_leaf(torch.linspace(-300.0, 300.0, 35))]),
             ("a view beside what is detached", view_and_detached, [g(2, 4)]),
             ("views beside what is detached", views_and_detached, [g(2, 4)]),
