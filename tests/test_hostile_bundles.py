@@ -429,6 +429,8 @@ def test_honest_calls_pass_the_rules() -> None:
         ("_upsample_nearest_exact2d", [torch.ones(1, 1, 4, 4, dtype=torch.uint8), [4, 4], 2.0, 1e-19]),
         ("upsample_bicubic2d", [torch.ones(2, 3, 4, 4), [6, 6], False, 1.7, 1e-45]),
         ("upsample_nearest1d_backward", [torch.ones(1, 1, 4), [4], [1, 1, 4], 1e-300]),
+        *[("grid_sampler_2d_backward", [torch.ones(1, 1, 1, 8), torch.ones(1, 1, 4, 4), torch.full((1, 1, 8, 2), point), 0, mode,
+           True, [True, True]]) for point, mode in ((float("nan"), 1), (float("nan"), 2), (float("inf"), 2), (3e38, 2))],
         ("replication_pad2d", [torch.ones(1, 3, 3), [2**63 - 1, 2**63 - 1, 0, 1]]),
         ("constant_pad_nd", [torch.ones(1), [2**40, 0]]),
         ("embedding_dense_backward", [torch.ones(1, 5), torch.tensor([-1]), 10, 1000000, True]),

@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.compiler import is_compiling, is_exporting
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.utils.checkpoint import checkpoint
 
 import aotpack
@@ -159,6 +161,48 @@ def test_a_thread_trains_while_another_builds(tmp_path: Path) -> None:
     assert acts_as(built_model, tmp_path / "m.aotpack")
     assert losses == [*steps(again, other, lambda number: number < len(losses))]
     assert len(losses) > 3
+
+
+def compiles() -> tuple[bool, ...]:
+    """Of names that were imported before the build, too."""
+    functions = (is_compiling, is_exporting, is_fx_symbolic_tracing, torch.compiler.is_compiling, torch._dynamo.is_compiling)
+    return tuple(function() for function in functions)
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_other_threads_do_not_compile(tmp_path: Path, target: str) -> None:
+    """A function that another thread has compiled runs, too: it would be refused while FX traces."""
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="eager")
+    x, ends, answers, values = torch.randn(3), threading.Event(), set[tuple[bool, ...]](), list[torch.Tensor]()
+    expected = compiled(x)
+
+    def ask() -> None:
+        while not ends.is_set():
+            answers.add(compiles())
+            values[:] = [compiled(x)]
+            ends.wait(0.001)
+
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if torch.compiler.is_compiling() else x
+
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(ask)
+        try:
+            aotpack.build(
+                traced,
+                (x,),
+                out=tmp_path / "m.aotpack",
+                targets=(target,),
+                front_ends=("export",),
+                methods=("infer",),
+                check=False,
+            )
+        finally:
+            ends.set()
+        asking.result()
+    assert torch.equal(aotpack.load(tmp_path / "m.aotpack")(x), x * 2)  # the thread that builds does
+    assert answers == {(False,) * 5}
+    assert torch.equal(values[0], expected)
 
 
 # ------------------------------------------------------------------ replacements

@@ -27,6 +27,7 @@ from aotpack_loader.trust import decide_trust, record_built
 from .. import __version__
 from .._torch.api.argument_records import open_dataclasses
 from .._torch.api.building import one_build
+from .._torch.api.compiling_flags import flags_of_this_thread
 from .._torch.api.fake_tensors import free_sizes
 from .._torch.api.gpus import without_gpus
 from .._torch.api.recurrent import own_gru
@@ -199,6 +200,7 @@ def _traceable(run: Run, example: Example, options: Options) -> Iterator[Example
         emptied_caches(),
         gc_tuned_for_build(),
         without_gpus(),
+        flags_of_this_thread(),
         open_dataclasses((args, kwargs)),
         warmed as model,
         free_sizes(),
@@ -333,6 +335,7 @@ def compile_bundle(
     with (
         gc_tuned_for_build(),
         without_gpus(),
+        flags_of_this_thread(),
         Bundle.open(bundle) as opened,
         free_sizes(),
         _sizes_fixed(),

@@ -1,6 +1,6 @@
 # Fake kernels give other strides than kernels do, so `as_strided` of a result reads other elements
 #
-# 66 operators differ on the CPU: powers of a number, paddings of channels-last images, gradients of
+# 70 operators differ on the CPU: powers of a number, paddings of channels-last images, gradients of
 # losses. The strides of the result decide what `as_strided` reads.
 import torch
 

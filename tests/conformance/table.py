@@ -228,9 +228,6 @@ XFAIL: dict[str, str] = {
     "recompute: BatchNorm inside": "eager updates the statistics again as it recomputes, a bundle once a step (as torch.compile)",
     # Values are eager's, lazy flags are not (spec, A4).
     "outputs: lazy conjugate of an argument passed on": "arguments are resolved before a graph runs: no result inherits the flag",
-    # Eager's gradient is of neither value: it divides the product of before by the factors of afterwards. It has another formula
-    # where a factor is 0, which it looks for, and which torch traces.
-    "input mutation: factors of a product, by .data": "gradients are those of the product of what was written",
 }
 """Case to what is wrong and where."""
 

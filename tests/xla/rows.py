@@ -79,9 +79,6 @@ _LAYOUTS = {
 }
 KNOWN = {
     **{f"layouts: {name}": known for known, names in _LAYOUTS.items() for name in names},
-    "input mutation: factors of a product, by .data": Known(
-        "gradients are those of the product of what was written: on portable too", r"args\[0\]\.grad: .*"
-    ),
     "outputs: view of a view under no_grad": _UNDER_NO_GRAD,
     "outputs: views without gradients": _UNDER_NO_GRAD,
     "outputs: views without gradients, in place afterwards": _UNDER_NO_GRAD,

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from torch._dynamo.eval_frame import skip_code
 
-from .building import Replaced, current_build, one_build
+from .building import Replaced, builds, current_build, one_build
 from .counting import counted
 
 Replacing = contextlib.AbstractContextManager[Any]
@@ -78,6 +78,30 @@ def constant(identifier: str, owner: Any, name: str, value: Any) -> Replacing:
     """
     _made.add(Replacement(identifier, dotted(owner), name))
     return _set(owner, name, value)
+
+
+@contextlib.contextmanager
+def answered_in_builds(identifier: str, function: Callable[[], bool]) -> Iterator[None]:
+    """Let a function of torch without arguments answer in the thread that builds, and return false in others.
+
+    The function stays the object that it is, wherever it was imported to: it gets other code.
+    """
+    assert isinstance(function, FunctionType)
+    _made.add(Replacement(identifier, function.__module__, function.__name__))
+    own, defaults = function.__code__, function.__defaults__
+    original = FunctionType(own, function.__globals__)
+
+    def restore() -> None:
+        function.__code__, function.__defaults__ = own, defaults
+
+    with _restored(function, "__code__", restore):
+        function.__defaults__ = (lambda: builds() and original(),)
+        function.__code__ = _answer.__code__
+        yield
+
+
+def _answer(answer: Callable[[], bool]) -> bool:
+    return answer()
 
 
 @contextlib.contextmanager

@@ -31,7 +31,8 @@ _PIECES: Final = 8
 def adapted(table: Rules) -> Rules:
     """Inductor's rules without those of operators that Inductor must see whole, and with ours."""
     whole = {*rows.KEPT, *eager_kernels.KEPT_WHOLE, *_SUMS}
-    return {operator: rule for operator, rule in table.items() if operator not in whole} | dict(_OWN)
+    ranges = {each: eager_kernels.called_of_fractions(each, table[each]) for each in eager_kernels.RANGES if each in table}
+    return {operator: rule for operator, rule in table.items() if operator not in whole} | ranges | dict(_OWN)
 
 
 def _eye(

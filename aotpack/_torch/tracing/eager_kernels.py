@@ -8,8 +8,8 @@ long. The gradient of ``max_pool2d`` is an addition by index, which takes twice 
 ``fold`` is one, too. ``unfold`` is generated, but by a shorter rule than torch's. ``erfinv`` has no vectors in
 generated code.
 
-Two are called for their values: ``adaptive_max_pool2d``, whose generated code does not find NaN, and ``nextafter`` in
-half precision, which generated code computes in float32.
+Others are called for their values: ``adaptive_max_pool2d``, whose generated code does not find NaN, ``nextafter`` in
+half precision, which generated code computes in float32, and ranges of numbers (:data:`RANGES`, ``arange`` in fractions).
 """
 
 from __future__ import annotations
@@ -38,6 +38,16 @@ EAGER_KERNELS: Final = (
     _aten.upsample_bicubic2d.default,
     _aten.upsample_trilinear3d.default,
 )
+RANGES: Final = (
+    _aten.arange.start_step,
+    *(getattr(_aten.hann_window, overload) for overload in ("default", "periodic")),
+    *(
+        getattr(packet, overload)
+        for packet in (_aten.linspace, _aten.logspace)
+        for overload in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
+    ),
+)
+"""Operators that make values between two ends. Kernels round them otherwise than generated code: integers and halves differ."""
 _ON_CHANNELS_LAST: Final = (
     _aten.upsample_bilinear2d.default,
     _aten.upsample_bilinear2d_backward.default,
@@ -95,6 +105,7 @@ def eager_kernels_called() -> Iterator[None]:
     }
     calls |= {operator: _call_on_channels_last(operator) for operator in _ON_CHANNELS_LAST}
     calls |= {
+        **{operator: _range(operator) for operator in RANGES},
         _aten.avg_pool2d_backward.default: _averages_backward(),
         _aten.adaptive_max_pool2d.default: _call(_aten.adaptive_max_pool2d.default),
         _aten.convolution.default: _convolution(),
@@ -191,6 +202,28 @@ def _is_read_once(node: Node) -> bool:
         if node.target not in _VIEWS:
             return True
     return False
+
+
+def called_of_fractions(operator: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition by which a range stays as it is. One that varies, and ``arange`` of integers, follow ``rule``."""
+
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        vary = any(isinstance(each, torch.SymInt | torch.SymFloat) for each in (*args, *kwargs.values()))
+        whole = operator is _aten.arange.start_step and all(float(end).is_integer() for end in args)
+        return rule(*args, **kwargs) if vary or whole else NotImplemented
+
+    return decomposed
+
+
+def _range(operator: Any) -> Callable[..., Any]:
+    """A call, or generated code for ``arange`` of integers."""
+    generated, call = lowering.lowerings.get(operator), _call(operator)
+
+    def lowered(*args: Any, **kwargs: Any) -> Any:
+        fractions = any(isinstance(end, float) and not end.is_integer() for end in args)
+        return call(*args, **kwargs) if fractions or generated is None else generated(*args, **kwargs)
+
+    return lowered
 
 
 def _next_numbers() -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.export import Dim
 
 from devtools.harness import INFER, TRAIN, Call, Case, case, g, inputs, laid_out, n, t
 
+from .autograd import ByLayout
 from .shapes import LAYOUT
 
 Made = Callable[[torch.Generator], Any]
@@ -106,6 +108,20 @@ def windows_cast(x: Tensor) -> Any:
     return windows, windows.reshape(-1, 2)
 
 
+def layouts_of_gradients(x: Tensor) -> Any:
+    """A custom backward asks for the layout of the gradients of channels-last images."""
+    interpolated = [partial(F.interpolate, scale_factor=1.7, mode=mode) for mode in ("nearest", "nearest-exact", "bilinear")]
+    aligned = partial(F.interpolate, size=(3, 9), mode="bilinear", align_corners=True)
+    others = lambda y: y.roll(1, 3), lambda y: y.prod(1), F.hardsigmoid, F.elu, lambda y: y.index_fill(1, torch.tensor([0]), 2.0)
+    return [way(ByLayout.apply(x * 1)).square().sum() for way in (*interpolated, aligned, *others)]
+
+
+def rolled(x: Tensor) -> Any:
+    """Kernels concatenate, so channels-last images stay such; views of the results differ for contiguous ones."""
+    parts = x.roll(1, 3), x.roll((1, -1), (1, 2)), torch.fft.fftshift(x), x[:, ::2].index_fill(1, torch.tensor([0]), 2.0)
+    return [part.permute(0, 2, 3, 1).view(-1, part.shape[1]) for part in parts], x.roll(1).view(-1), x.roll(4, 3).view(-1)
+
+
 COUNTING: dict[str, Callable[[Tensor], Any]] = {
     "as_strided": lambda x: x.as_strided((2, 3), (2, 3)) * 2,
     "as_strided of a view": lambda x: x.t().as_strided((2, 3), (2, 3)) * 2,
@@ -161,6 +177,11 @@ CASES: list[Case] = [
             targets=(target,),
         )
         for target in ("portable", "cpu")
+    ),
+    *(
+        case(f"layouts: {name}, {target}", function, laid_out(g(2, 3, 4, 4), (48, 1, 12, 3)), targets=(target,))
+        for target in ("portable", "cpu")
+        for name, function in (("read by a backward", layouts_of_gradients), ("rolled images", rolled))
     ),
     case("layouts: ravel, returned", returned, g(4, 3), calls=(TRAIN, *calls())),
     case(

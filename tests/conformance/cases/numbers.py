@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,6 +111,42 @@ def pools_at_nan(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return F.adaptive_max_pool1d(x, 3), F.adaptive_max_pool1d(x, 2), F.adaptive_max_pool2d(y, 3)
 
 
+def products(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+    """Eager's gradient divides the product, unless it finds a 0: what overflows or is no number shows which."""
+    return x.prod(), x.prod(1), y.prod(), y.prod(0), z.prod(), z.prod(-1, keepdim=True), (x * 1e-3).prod(dtype=torch.float64)
+
+
+def ranges(x: Tensor) -> tuple[Tensor, ...]:
+    """Compared as integers, so that one rounding shows."""
+    halves = [torch.linspace(-3.3, 7.7, 33, dtype=dtype) for dtype in (torch.float16, torch.bfloat16)]
+    halves += [
+        torch.arange(3, -7, -0.3, dtype=torch.float16),
+        torch.hann_window(33, dtype=torch.bfloat16),
+        torch.logspace(-2, 2, 9).half(),
+    ]
+    whole = (
+        torch.linspace(101.5, 3.3, 33, dtype=torch.int64),
+        torch.linspace(0, 9.9, 100).mul(10).long(),
+        torch.linspace(0, 5, 6) + x,
+    )
+    return (
+        *whole,
+        *(half.view(torch.int16) for half in halves),
+        torch.arange(0, 1, 0.1).view(torch.int32),
+        torch.arange(5.0) * x[:5],
+    )
+
+
+def equal_calls(x: Tensor) -> tuple[Any, ...]:
+    """Results of calls with several results, each a tensor of its own."""
+    return x.sort(), x.sort(), x.max(0), x.max(0), x.topk(1).values * 2, x.topk(1).values
+
+
+def quotients(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """A square that is 0, and a product that is infinite before something is added to it."""
+    return torch.addcdiv(x, x, y, value=0.3), torch.addmm(x, y[:, None], x[None] * 6e4), x + (y[:, None] * 300) @ (x * 300)[None]
+
+
 def large_margins(x: Tensor) -> tuple[Tensor, ...]:
     signs = torch.ones_like(x).cumsum(-1) % 2 * 2 - 1
     return F.soft_margin_loss(x, signs), F.soft_margin_loss(x, signs, reduction="none")
@@ -139,6 +176,8 @@ _SPECIAL = torch.tensor(
 )
 _HALVES = torch.cat([torch.linspace(-9.7, 9.9, 62), torch.tensor([300.0, -256.0, 1e-4, 3e-8])])
 _ONE_NAN = torch.where(torch.arange(84) == 23, _NAN, torch.linspace(-1, 1, 84)).reshape(12, 7)
+_FACTORS = torch.tensor([[1e30, 1e30, 1e-30, 1e-30], [_INF, 1.0, 2.0, 3.0], [_NAN, 1.0, -1.0, 0.5], [3.0, 4.0, 5.0, 6.0]])
+_SMALL = torch.tensor([0.0, 1.0, -2.0, 300.0, 6e-5, 6e-8] * 6)
 _AT_THRESHOLD = torch.tensor([0.3, 0.31, 0.2, 0.5])
 _REFUSED: dict[str, tuple[Callable[..., object], tuple[Tensor, ...], str]] = {
     "celu, alpha 0": (lambda x: F.celu(x, 0.0), (torch.ones(3),), "alpha cannot be 0"),
@@ -192,6 +231,14 @@ CASES: list[Case] = [
             ("results in half precision", half_results, [g(66), const(_HALVES)]),
             ("gradients in half precision", half_gradients, [_leaf(_HALVES.bfloat16()), _leaf(_HALVES.half())]),
             ("pools of NaN", pools_at_nan, [_leaf(_ONE_NAN), _leaf(_ONE_NAN.reshape(1, 2, 6, 7))]),
+            (
+                "gradients of products",
+                products,
+                [_leaf(_FACTORS), _leaf(_FACTORS.where(_FACTORS != 2, 0)), _leaf(_FACTORS.where(_FACTORS < 2, 0))],
+            ),
+            ("ranges", ranges, [g(6)]),
+            ("results of equal calls", equal_calls, [g(3, 4)]),
+            ("squares and sums of half precision", quotients, [_leaf(_SMALL.half()), _leaf(_SMALL.flip(0).half())]),
             ("margins out of range", large_margins, [_leaf(torch.linspace(-300.0, 300.0, 35))]),
             ("a view beside what is detached", view_and_detached, [g(2, 4)]),
             ("views beside what is detached", views_and_detached, [g(2, 4)]),

@@ -14,8 +14,9 @@ from torch._C import DispatchKey
 from torch._decomp import decompositions
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from ...api.dispatch_rules import ruled
+from ...api.dispatch_rules import ruled, unruled
 from ...api.fake_tensors import is_fixed
+from ...api.gradients import with_gradient
 from ..applying import counted
 
 
@@ -101,6 +102,36 @@ def trace_padded_sparse_embeddings() -> contextlib.AbstractContextManager[None]:
 def trace_affine_grids() -> contextlib.AbstractContextManager[None]:
     """Differentiate ``affine_grid`` by the operators that its kernel calls. torch's derivative takes no symbolic sizes."""
     return _rule("decomposition-affine-grid-of-varying-sizes", torch.ops.aten.affine_grid_generator.default, _affine_grid)
+
+
+def differentiate_products() -> contextlib.AbstractContextManager[None]:
+    """Divide the product by each factor in the gradient of ``prod`` where no factor is 0, as eager does."""
+
+    def rule_of(operator: Any) -> Callable[..., Any]:
+        def product(x: torch.Tensor, *dims: Any, **given: Any) -> torch.Tensor:
+            with unruled([operator]):
+                return (
+                    with_gradient(x, lambda x: operator(x, *dims, **given), _of_products(x, *dims))
+                    if x.dim()
+                    else operator(x, *dims, **given)
+                )
+
+        return counted("decomposition-gradients-of-products", product)
+
+    return ruled({each: rule_of(each) for each in (torch.ops.aten.prod.default, torch.ops.aten.prod.dim_int)})
+
+
+def _of_products(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> Callable[..., torch.Tensor]:
+    """The gradient of ``prod`` of all elements, or of a dimension."""
+
+    def gradient(given: torch.Tensor, result: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+        if dim is not None and not keepdim:
+            given, result = given.unsqueeze(dim), result.unsqueeze(dim)
+        quotients = (given * (result / x.to(given.dtype)).conj()).to(x.dtype)
+        zeros = (x == 0).sum()
+        return torch.where(zeros == 0, quotients, found if dim is not None else torch.where(zeros > 1, 0, found))
+
+    return gradient
 
 
 def trace_distances() -> contextlib.AbstractContextManager[None]:

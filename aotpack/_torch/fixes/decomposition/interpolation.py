@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._decomp import decompositions
 from torch._prims_common import suggest_memory_format
 
+from ...api.gradients import with_gradient
 from ...api.patching import patched
 
 
@@ -40,19 +41,31 @@ def interpolate_by_sizes() -> Iterator[None]:
             if torch.is_grad_enabled() and x.requires_grad:
                 raise NotImplementedError("interpolate with scale_factor: eager's gradient does not match its values; pass size=")
             by_sizes = list(factors)
-        resized = nearest(x, sizes, by_sizes, exact=exact)
         kept = torch.contiguous_format if len(sizes) == 1 else suggest_memory_format(x)  # torch 2.11 keeps other strides
-        return resized.contiguous(memory_format=kept)
+        return _differentiated_as_images(x, lambda x: nearest(x, sizes, by_sizes, exact=exact).contiguous(memory_format=kept))
 
     def resize_linear(x: torch.Tensor, sizes: Sequence[int], align_corners: bool, factors: Sequence[float | None]) -> Any:
         _require_pixels(sizes)
-        return linear(x, sizes, align_corners, factors if align_corners else plain(x, sizes, factors, (1,)))
+        factors = factors if align_corners else plain(x, sizes, factors, (1,))
+        return _differentiated_as_images(x, lambda x: linear(x, sizes, align_corners, factors))
 
     with (
         patched("decomposition-interpolate-by-a-factor", decompositions, "_upsample_nearest", resize_nearest),
         patched("decomposition-interpolate-by-a-factor", decompositions, "_upsample_linear", resize_linear),
     ):
         yield
+
+
+def _differentiated_as_images(x: torch.Tensor, resize: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Resize images so that their gradient has the memory format of the result's gradient, as in eager's kernels.
+
+    Torch's rules are differentiated as additions by index, whose result is contiguous.
+    """
+
+    def in_format(given: torch.Tensor, resized: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+        return found.contiguous(memory_format=suggest_memory_format(given))
+
+    return with_gradient(x, resize, in_format) if x.dim() > 3 else resize(x)
 
 
 def _require_pixels(sizes: Sequence[int]) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch._dynamo.variables import TensorVariable
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
 from ...api.counting import reached
-from ...api.patching import constant
+from ...api.patching import Replacing, constant, replaced
 
 _FIX = "dynamo-tensors-changed-in-place"
 _ATTRIBUTES = ("ndim", "_size", "stride", "is_contiguous", "requires_grad", "has_grad_fn")
@@ -46,3 +47,19 @@ def read_fake_tensors() -> Iterator[None]:
         for name in _ATTRIBUTES:
             stack.enter_context(constant(_FIX, TensorVariable, name, _OfFakeTensor(name)))
         yield
+
+
+def keep_divided_products() -> Replacing:
+    """Trace ``addcdiv`` by a number as the operator that it is: Dynamo divides, multiplies and adds."""
+    handlers = TorchInGraphFunctionVariable._get_handlers
+    decomposed = handlers()[torch.addcdiv]
+
+    def traced(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        value = kwargs.get("value")
+        if value is None or not value.is_python_constant():
+            return decomposed(self, tx, *args, **kwargs)
+        reached("dynamo-divided-products")
+        return None
+
+    with_ours: dict[Any, Any] = {**handlers(), torch.addcdiv: traced}
+    return replaced("dynamo-divided-products", TorchInGraphFunctionVariable, "_get_handlers", lambda: with_ours)

@@ -111,6 +111,14 @@ FIXES = (
         patches=("torch.ops.aten.cdist.default", "torch.ops.aten._cdist_forward.default"),
     ),
     _fix(
+        id="decomposition-gradients-of-products",
+        severity="wrong-values",
+        summary="The gradient of `prod` is a product of the other factors, where eager's is NaN or infinite.",
+        searched="2026-11-29",
+        apply="fixes.decomposition.above_autograd:differentiate_products",
+        patches=("torch.ops.aten.prod.default", "torch.ops.aten.prod.dim_int"),
+    ),
+    _fix(
         id="decomposition-covariance",
         severity="refuses",
         summary="`torch.cov` with weights cannot be traced: it looks at the values of the weights.",

@@ -7,6 +7,12 @@ from ..register import Hook
 _AOT = "torch._functorch._aot_autograd"
 _CPP = "torch._inductor.codegen.cpp"
 _RULES = "torch._decomp.decompositions"
+_EAGER_KERNELS = (
+    *(f"{name}_backward" for name in ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "avg_pool2d", "avg_pool3d")),
+    *("adaptive_max_pool2d", "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward", "erfinv", "nextafter"),
+    *(f"max_pool{n}d_with_indices_backward" for n in (2, 3)),
+)
+_SMOOTH = ("bilinear2d", "bicubic2d", "trilinear3d")
 
 HOOKS = (
     Hook(
@@ -178,6 +184,16 @@ HOOKS = (
         patches=("torch.cuda.is_available",),
     ),
     Hook(
+        id="dynamo-flags",
+        component="dynamo",
+        summary="Tells other threads than the build's that torch neither compiles, exports nor traces.",
+        module="api.compiling_flags",
+        patches=(
+            *(f"torch.compiler.{name}" for name in ("is_compiling", "is_exporting")),
+            *(f"torch.fx._symbolic_trace.{name}" for name in ("is_fx_tracing", "is_fx_symbolic_tracing")),
+        ),
+    ),
+    Hook(
         id="dynamo-changes",
         component="dynamo",
         summary="Notes the Python values that a model reads and changes.",
@@ -317,23 +333,8 @@ HOOKS = (
         summary="Calls eager's kernels where they are faster than generated code.",
         module="tracing.eager_kernels",
         patches=(
-            "torch._inductor.lowering.lowerings[aten._adaptive_avg_pool2d_backward.default]",
-            "torch._inductor.lowering.lowerings[aten._adaptive_avg_pool3d_backward.default]",
-            "torch._inductor.lowering.lowerings[aten.adaptive_max_pool2d.default]",
-            "torch._inductor.lowering.lowerings[aten.adaptive_max_pool2d_backward.default]",
-            "torch._inductor.lowering.lowerings[aten.adaptive_max_pool3d_backward.default]",
-            "torch._inductor.lowering.lowerings[aten.avg_pool2d_backward.default]",
-            "torch._inductor.lowering.lowerings[aten.avg_pool3d_backward.default]",
-            "torch._inductor.lowering.lowerings[aten.erfinv.default]",
-            "torch._inductor.lowering.lowerings[aten.max_pool2d_with_indices_backward.default]",
-            "torch._inductor.lowering.lowerings[aten.max_pool3d_with_indices_backward.default]",
-            "torch._inductor.lowering.lowerings[aten.nextafter.default]",
-            "torch.ops.aten.upsample_bilinear2d.default",
-            "torch.ops.aten.upsample_bilinear2d.vec",
-            "torch.ops.aten.upsample_bicubic2d.default",
-            "torch.ops.aten.upsample_bicubic2d.vec",
-            "torch.ops.aten.upsample_trilinear3d.default",
-            "torch.ops.aten.upsample_trilinear3d.vec",
+            *(f"torch._inductor.lowering.lowerings[aten.{name}.default]" for name in _EAGER_KERNELS),
+            *(f"torch.ops.aten.upsample_{name}.{kind}" for name in _SMOOTH for kind in ("default", "vec")),
         ),
     ),
     Hook(

@@ -79,7 +79,7 @@ FIXES = (
     _fake(
         id="fake-strides-of-kernels",
         severity="strides",
-        summary="Fake kernels of 66 operators give other strides than kernels do: `as_strided` reads other elements.",
+        summary="Fake kernels of 70 operators give other strides than kernels do: `as_strided` reads other elements.",
         upstream="pytorch#145094",
         apply="fixes.fake_tensor.strides:fix_fake_strides",
         patches=("torch._subclasses.fake_tensor.FakeTensorMode.dispatch",),
@@ -246,6 +246,14 @@ FIXES = (
         kind="graph",
     ),
     _partitioner(
+        id="partitioner-results-of-equal-calls",
+        severity="wrong-values",
+        summary="Results of two equal calls with several results (`x.max(0)`) are one tensor: a write to one changes both.",
+        searched="2026-11-29",
+        apply="fixes.partitioner.equal_calls:keep_results_apart",
+        patches=("torch._functorch.partitioners.fx_graph_cse",),
+    ),
+    _partitioner(
         id="partitioner-draws",
         severity="wrong-values",
         summary="Draws of random numbers are merged with equal ones: the list of operators that draw is not complete.",
@@ -333,5 +341,13 @@ FIXES = (
             f"torch._dynamo.variables.tensor.TensorVariable.{name}"
             for name in ("ndim", "_size", "stride", "is_contiguous", "requires_grad", "has_grad_fn", "specialize")
         ),
+    ),
+    _dynamo(
+        id="dynamo-divided-products",
+        severity="wrong-values",
+        summary="`addcdiv` by a number is a division, a product and a sum: they round, and have another gradient.",
+        searched="2026-11-29",
+        apply="fixes.dynamo.tensors:keep_divided_products",
+        patches=("torch._dynamo.variables.torch.TorchInGraphFunctionVariable._get_handlers",),
     ),
 )

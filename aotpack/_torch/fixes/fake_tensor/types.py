@@ -15,7 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...api.patching import replaced
 from ..applying import is_applied, reached
-from .strides import in_order, operator_named
+from .kernel_strides import operator_named
+from .strides import in_order
 
 _FIX = "fake-types-of-kernels"
 

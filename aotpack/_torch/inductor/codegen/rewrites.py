@@ -53,9 +53,14 @@ def rewritten(module: GraphModule) -> None:
 def _add_to_product(graph: Graph, node: Node) -> bool:
     """Replace ``x + a @ b`` by ``addmm``, if nothing else reads the product. Returns whether it was replaced.
 
-    Both terms have the result's shape and its type, which is no integer. The sum is not scaled (``alpha``).
+    Both terms have the result's shape and its type, which is no integer, and no half type: a product is rounded
+    before it is added. The sum is not scaled (``alpha``).
     """
-    if node.kwargs or not all(isinstance(term, Node) and _is_like(value_of(term), value_of(node)) for term in node.args):
+    if (
+        node.kwargs
+        or value_of(node).dtype in (torch.bfloat16, torch.float16)
+        or not all(isinstance(term, Node) and _is_like(value_of(term), value_of(node)) for term in node.args)
+    ):
         return False
     one, other = cast("tuple[Node, Node]", node.args)
     for x, product in ((other, one), (one, other)):

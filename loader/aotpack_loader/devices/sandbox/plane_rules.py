@@ -100,7 +100,7 @@ def columns(given: Arguments) -> None:
 
 
 def grid(dims: int) -> Rule:
-    """Modes are known, and a gradient is of the shape of the result."""
+    """Modes are known, a gradient is of the result's shape, and points that are moved into the plane are numbers below 1e30."""
 
     def rule(given: Arguments) -> None:
         value, points = given["input"], given["grid"]
@@ -108,6 +108,9 @@ def grid(dims: int) -> Rule:
         require(value.shape[0] == points.shape[0] and value.dtype == points.dtype, "input and grid do not go together")
         require(given["interpolation_mode"] in range(3) and given["padding_mode"] in range(3), "the mode is unknown")
         require(0 not in value.shape[2:], "a plane is empty")
+        # Where points are moved into the plane, kernels read and write at what NaN converts to. Infinity reflects to NaN.
+        moved = given["padding_mode"] != 0
+        require(not moved or bool((points.abs() < 1e30).all()), "a point of the grid is no number, or too large")
         gradient = given.get("grad_output")
         if gradient is not None:
             expected = (*value.shape[:2], *points.shape[1:-1])
