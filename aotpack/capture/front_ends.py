@@ -25,6 +25,7 @@ from .._torch.api.asserted import AssertedArguments
 from .._torch.api.averages import traced_averages
 from .._torch.api.causal_masks import unknown_masks_kept
 from .._torch.api.distributions import asserted_distributions
+from .._torch.api.factories import VaryingFactories
 from .._torch.api.inference import traced_inference
 from .._torch.api.moves import unmoved_modules
 from .._torch.api.packed import packed_sequences
@@ -214,6 +215,7 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         checkpoints.torch_xla_checkpoints(),
         traced_random(exact=exact_random),
         AssertedArguments(),
+        VaryingFactories(),
         asserted_distributions(),
         unknown_masks_kept(),
         unmoved_modules(),

@@ -109,7 +109,7 @@ GROUPS = (
         _files(
             "assigned_state build branches capture gpus overlaps packed process_copy random recompute refusals regional"
             " rolled_loops"
-            " sizes_of_one threads unchanged"
+            " size_caches sizes_of_one threads unchanged"
         ),
         code="portable",
     ),
