@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
+import re
 import sys
 import sysconfig
 from functools import cache
@@ -73,6 +75,17 @@ def line_of(frame: FrameType) -> str:
     """Return ``file:line: source`` of a frame's current line."""
     path, line = frame.f_code.co_filename, frame.f_lineno
     return f"{path}:{line}: {linecache.getline(path, line).strip()}"
+
+
+def line_of_trace(trace: str) -> str:
+    """The model's innermost line in a stack trace as text, or else torch's; empty if there is none."""
+    found = [
+        (match.group(1), f"{where.strip()}: {code.strip()}")
+        for where, code in itertools.pairwise(trace.strip().splitlines())
+        if (match := re.match(r'\s*File "([^<"][^"]*)"', where)) and not is_ours(match.group(1))  # not "<…": generated
+    ]
+    model = [line for path, line in found if is_model(path)]
+    return next(iter(model[-1:] or [line for _, line in found[-1:]]), "")
 
 
 def _is_installed(path: str) -> bool:

@@ -122,9 +122,10 @@ def test_entries_of_packed_sequences_are_tensors(tmp_path: Path) -> None:
     _compare(Tagger(), tmp_path / "m.aotpack", examples, shapes)
 
 
-def test_pack_sequence(tmp_path: Path) -> None:
-    examples = [(torch.randn(5, 4), torch.randn(3, 4)) for _ in range(2)]
-    _compare(Listed(), tmp_path / "m.aotpack", examples, None)
+def test_pack_sequence_of_sizes_that_vary(tmp_path: Path) -> None:
+    examples = [(torch.randn(one, 4), torch.randn(other, 4)) for one, other in ((5, 3), (2, 6), (9, 4), (7, 7))]
+    shapes = {"one": {0: Dim("one", min=2, max=64)}, "other": {0: Dim("other", min=2, max=64)}}
+    _compare(Listed(), tmp_path / "m.aotpack", examples, shapes)
 
 
 def test_lengths_are_checked_at_each_call(tmp_path: Path) -> None:

@@ -312,3 +312,58 @@ def test_types_that_eager_mixes_build(tmp_path: Path) -> None:
     given = HALF, SQUARE.clone().requires_grad_()
     aotpack.build(mixed, given, out=tmp_path / "m", targets=("portable",), methods=("train",))
     torch.testing.assert_close(load(tmp_path / "m")(*given), mixed(*given))
+
+
+class Forces(nn.Module):
+    """Energies of graphs whose number is data, and forces. ``whole`` reads that number."""
+
+    def __init__(self, whole: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.whole = nn.Linear(3, 1), whole
+
+    def forward(self, position: Tensor, graph: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            energies = torch.zeros(self.whole(graph[-1]) + 1).index_add(0, graph, self.layer(position).tanh().squeeze(1))
+            return torch.autograd.grad(energies.sum(), position, create_graph=True)[0], energies
+
+
+def atoms(count: int, graphs: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, 3, requires_grad=True), torch.arange(count) * graphs // count
+
+
+def test_a_whole_number_of_data_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    sizes = {"position": {0: torch.export.Dim("n", min=2, max=99)}, "graph": {0: torch.export.Dim("n", min=2, max=99)}}
+    with pytest.raises(CaptureError, match=r"test_refusals\.py:\d+.*\n(.*\n)*.*tensor\.item\(\) does not"):
+        aotpack.build(Forces(int), atoms(6, 2), out=tmp_path / "m", targets=("portable",), dynamic_shapes=sizes)
+    model = Forces(Tensor.item)
+    aotpack.build(model, atoms(6, 2), out=tmp_path / "m", targets=("portable",), methods=("train",), dynamic_shapes=sizes)
+    loaded = load(tmp_path / "m")
+    for count, graphs in ((9, 3), (5, 1)):
+        position, graph = atoms(count, graphs)
+        found = []
+        for each in (loaded, model):
+            forces, energies = each(position, graph)
+            found.append([forces, energies, *torch.autograd.grad(forces.square().sum() + energies.sum(), [*each.parameters()])])
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
+class KeepsLargest(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.sin()
+
+        def keep(gradient: Tensor) -> None:
+            self.largest.copy_(gradient.abs().amax())
+
+        h.register_hook(keep)
+        return h.tanh()
+
+
+def test_a_hook_that_writes_to_a_buffer_is_refused_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(
+        AotpackError, match=r"in a hook of a gradient(.*\n)*.*test_refusals\.py.*\n.*its caller can register the hook"
+    ):
+        aotpack.build(KeepsLargest(), (torch.randn(3, requires_grad=True),), out=tmp_path / "m", targets=("portable",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops import scan
 from torch.export import Dim
 
 import aotpack
 import aotpack_loader
 from aotpack.capture.loops.carries import copy_captured_carries
+from aotpack.capture.loops.rolled import roll
 from aotpack_loader.archive.bundle import Bundle
 
 LONG = 16
@@ -265,6 +268,14 @@ def outcome(model: Any, x: Tensor) -> list[Tensor]:
     return [*results, x.grad, *gradients]  # type: ignore[list-item]
 
 
+def bodies(path: Path) -> list[list[str]]:
+    """The operators of the subgraphs of both passes."""
+    with Bundle.open(path) as bundle:
+        method = bundle.program.methods["train"]
+        graphs = [bundle.graph(method.forward), bundle.graph(method.backward.graph)]  # type: ignore[union-attr]
+    return [[node.op for node in body.nodes] for graph in graphs for body in graph.subgraphs.values()]
+
+
 def built(walk: Any, x: Tensor, path: Path, **options: Any) -> tuple[nn.Module, Any, int]:
     """The model, its bundle, and how many scans its forward has."""
     torch.manual_seed(1)
@@ -322,6 +333,69 @@ def test_a_number_that_a_loop_carries_is_not_copied() -> None:
     copy_captured_carries(torch.fx.GraphModule({}, graph))
     assert loop.args[2][0] is count  # type: ignore[index]
     assert loop.args[2][1].target == "clone"  # type: ignore[index,union-attr]
+
+
+def encoder_and_decoder(m: Any, x: Tensor) -> Any:
+    """The second loop starts with the state that the first one left."""
+    h, out = x.new_zeros(x.shape[0], 4), []
+    for t in range(x.shape[1]):
+        h = m.gru(x[:, t], h)
+    for t in range(x.shape[1]):
+        h = torch.tanh(m.head(h) + x[:, t])
+        out.append(h)
+    return torch.stack(out, 1)
+
+
+def test_a_loop_starts_with_what_another_left(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, loaded, scans = built(encoder_and_decoder, torch.randn(3, 7, 4), tmp_path / "m", dynamic_shapes={"x": {1: TIME}})
+    assert scans == 2
+    for length in (7, 12):
+        x = torch.randn(3, length, 4)
+        torch.testing.assert_close(outcome(loaded, x), outcome(model, x), rtol=1e-4, atol=1e-5)
+
+
+def test_graphs_without_loops_stay_as_they_are() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["example_value"] = torch.zeros(2, 4)
+    parts = graph.call_function(torch.chunk, (x, 2))
+    parts.meta["example_value"] = torch.zeros(2, 4).chunk(2)
+    graph.output(graph.call_function(operator.getitem, (parts, 1)))
+    before = str(graph)
+    assert roll(torch.fx.GraphModule({}, graph), 2) == 0
+    assert str(graph) == before
+
+
+def test_steps_copy_only_what_they_return(tmp_path: Path) -> None:
+    """Weights are not copied in each step, nor are the parts of a tensor that a cell writes."""
+    built(only_the_last, torch.randn(3, 7, 4), tmp_path / "m", dynamic_shapes={"x": {1: TIME}})
+    forward, backward = bodies(tmp_path / "m")
+    assert {"aten.t.default", "aten.split.Tensor"} < {*forward}
+    assert not {"aten.t_copy.default", "aten.split_copy.Tensor", "aten.slice_scatter.default"} & {*forward, *backward}
+    assert [op for op in backward if op.endswith("_copy.default")] == []
+
+
+class Turning(nn.Module):
+    """Returns views of what a step computes, and of its operands."""
+
+    def forward(self, x: Tensor) -> Any:
+        def step(state: Tensor, row: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+            turned = (state @ row).t()
+            return turned.sin().t().clone(), (turned.t().view(4, 4).clone(), row.t().clone())
+
+        return scan(step, x[0] * 1, x)
+
+
+def test_what_steps_return_keeps_its_layout(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 4, 4, requires_grad=True)
+    aotpack.build(Turning(), (x,), out=tmp_path / "m", targets=("portable",), methods=("train",))
+    loaded = aotpack_loader.load(tmp_path / "m")
+    expected, found = (torch.utils._pytree.tree_leaves(model(x)) for model in (Turning(), loaded))
+    torch.testing.assert_close(found, expected, check_stride=True)
+    mine, eager = (torch.autograd.grad(sum(r.sin().sum() for r in results), x) for results in (found, expected))
+    torch.testing.assert_close(mine, eager)
 
 
 def test_few_iterations_stay(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def with_tangent_writes(joint: aot_autograd.Joint) -> aot_autograd.Joint:
     tangents = _tangents(joint)
     of_inputs = [node for node in writes if node.args[0] not in tangents]
     if of_inputs:
-        raise _refused(of_inputs, "an argument, parameter or buffer", "an argument, parameter or buffer that its forward saved")
+        raise _refused(of_inputs, "an argument, parameter or buffer", "what the model was called with, or its state")
     if joint.gradient_metas is not None:
         raise _refused(writes, "a gradient, beside tensor subclasses", "its argument grad_output")
     output = graph.output_node()
@@ -62,7 +62,8 @@ def _refused(writes: list[Node], what: str, which: str) -> UnsupportedError:
     values = [node.args[1] for node in writes]
     lines = dict.fromkeys(source_line(value) or "the model" for value in values if isinstance(value, Node))
     return UnsupportedError(
-        f"The model has an autograd.Function whose backward writes to {what}.",
-        [Problem(line, f"a custom backward writes in place to {which}") for line in lines],
-        hint="Write to a copy (x = ctx.saved_tensors[0].clone()). Update state in forward.",
+        f"The model writes to {what} in its backward: in a hook of a gradient, or in an autograd.Function.",
+        [Problem(line, f"a backward that starts here writes in place to {which}") for line in lines],
+        hint="Write to a copy (x = ctx.saved_tensors[0].clone()), and update state in forward. "
+        "For statistics of a gradient, return the tensor: its caller can register the hook.",
     )

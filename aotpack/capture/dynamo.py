@@ -25,6 +25,7 @@ from .loops.any_length import captured_for_any_length
 from .loops.carries import copy_captured_carries
 from .loops.rolled import LEAST, roll
 from .own_data import drop_assignments_of_own_data
+from .size_caches import captured_without_kept
 
 
 class _UnrollableError(Exception):
@@ -43,6 +44,8 @@ def _traced(source: FrontEndInput, *, rolls: bool) -> tuple[aot_autograd.Joint, 
     model, args, kwargs = source.model, source.args, source.kwargs
     with fake_tensors.marked_dynamic(source.shapes.of_tensors(args, kwargs)):
         captured = _set_up_and_captured(model, args, kwargs)
+        if fixed := fixed_sizes(captured.meta["fake_mode"]):
+            captured = captured_without_kept(model, args, kwargs, fixed) or captured
         of_any_length = captured_for_any_length(source, fixed_sizes(captured.meta["fake_mode"])) if rolls else None
         captured = of_any_length or captured
         _refuse_assumed_layouts(captured)

@@ -25,6 +25,7 @@ from .._torch.api.asserted import AssertedArguments
 from .._torch.api.averages import traced_averages
 from .._torch.api.causal_masks import unknown_masks_kept
 from .._torch.api.distributions import asserted_distributions
+from .._torch.api.factories import VaryingFactories
 from .._torch.api.inference import traced_inference
 from .._torch.api.moves import unmoved_modules
 from .._torch.api.packed import packed_sequences
@@ -214,6 +215,7 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         checkpoints.torch_xla_checkpoints(),
         traced_random(exact=exact_random),
         AssertedArguments(),
+        VaryingFactories(),
         asserted_distributions(),
         unknown_masks_kept(),
         unmoved_modules(),
@@ -264,6 +266,8 @@ def _no_front_end(refused: Sequence[Reason], *, training: bool, follows: bool) -
     ``follows`` says whether it could be traced with ``branches="example"``.
     """
     hints = [_SEVERAL_REASONS] if len(refused) > 1 else []
+    if any(each.is_whole_number for each in refused):
+        hints.append(_WHOLE_HINT)
     if follows:
         hints.append(_BRANCH_HINT)
     elif any(each.ours == NUMBER for each in refused):
@@ -278,6 +282,10 @@ _SEVERAL_REASONS = "Each line names front ends and the reason why they failed. S
 _BRANCH_HINT = (
     'To trace only the branches that the example inputs take, build with branches="example". '
     "A call that takes another branch then raises an error."
+)
+_WHOLE_HINT = (
+    "int() and range() of a tensor need its value. tensor.item() does not, and sizes may be computed from it: "
+    "torch.zeros(index.max().item() + 1)."
 )
 _NUMBER_HINT = (
     "A trace has no value for float() of a tensor or for functions of math: compute with the tensor instead. "

@@ -59,6 +59,11 @@ class Reason:
     own: bool = False
 
     @property
+    def is_whole_number(self) -> bool:
+        """Whether Python needs a whole number, of which the trace has a symbol."""
+        return self.ours == NUMBER and "specialized integer" in self.torch
+
+    @property
     def problem(self) -> Problem:
         """The reason as one problem of an error."""
         alone = self.ours in (_STRIDED, _ENLARGED, _RESIZED)  # torch's message describes none of them

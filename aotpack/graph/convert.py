@@ -4,9 +4,7 @@ back.
 
 from __future__ import annotations
 
-import itertools
 import operator
-import re
 from typing import Any
 
 import torch
@@ -194,11 +192,4 @@ def source_line(node: FxNode) -> str:
     """``file:line: source`` of the model's innermost line behind a node, or else of torch's; empty
     if there is none.
     """
-    trace = (node.meta.get("stack_trace") or "").strip().splitlines()
-    found = [
-        (match.group(1), f"{where.strip()}: {code.strip()}")
-        for where, code in itertools.pairwise(trace)
-        if (match := re.match(r'\s*File "([^<"][^"]*)"', where)) and not origin.is_ours(match.group(1))  # not "<…": generated
-    ]
-    model = [line for path, line in found if origin.is_model(path)]
-    return next(iter(model[-1:] or [line for _, line in found[-1:]]), "")
+    return origin.line_of_trace(node.meta.get("stack_trace") or "")

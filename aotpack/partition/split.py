@@ -25,6 +25,7 @@ from .._torch.tracing.partitioner import Split, renumber_calls, split_regions
 from .._torch.tracing.partitioner import partition as torch_partition
 from ..graph import views
 from . import effects, rng, subgraphs
+from .copied_views import restore_views
 from .one_hot import replace_sums_of_one
 from .stacked import stack_parts
 
@@ -69,6 +70,7 @@ def partition(
         forward = joint.graph_module
         _cut_outputs(forward, output_args(forward)[joint.tokens :], joint.tokens)
         subgraphs.make_self_contained(forward)
+        restore_views(forward)
         return Partitioned(forward, None, _inputs(forward), output_args(forward), [], [], [], _chains(forward))
     stack_parts(joint.graph_module)
     replace_sums_of_one(joint.graph_module)
@@ -87,6 +89,7 @@ def partition(
     _cut_outputs(backward, output_args(backward)[: joint.num_backward_outputs], 0)
     for half in (forward, backward):
         subgraphs.make_self_contained(half)
+        restore_views(half)
     return _halves(forward, backward, chains)
 
 

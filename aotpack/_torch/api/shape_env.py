@@ -64,6 +64,38 @@ def fixed_sizes(mode: FakeTensorMode) -> set[int]:
     return set() if env is None else {int(value) for value in env.replacements.values() if value.is_Integer}
 
 
+def fixed_sources(mode: FakeTensorMode) -> set[str]:
+    """Where the sizes come from that were to vary, and that a trace in this mode has made constant."""
+    env = mode.shape_env
+    fixed = [] if env is None else [symbol for symbol, value in env.replacements.items() if value.is_Integer]
+    return set().union(*(_sources(env, symbol) for symbol in fixed))
+
+
+def sources_of(size: torch.SymInt) -> set[str]:
+    """Where the sizes come from that a size is computed from: ``L['x'].size()[1]``."""
+    return set().union(*(_sources(size.node.shape_env, symbol) for symbol in size.node.expr.free_symbols))
+
+
+def _sources(env: Any, symbol: sympy.Symbol) -> set[str]:
+    names = [source.name for source in env.var_to_sources.get(symbol, [])]
+    return {name() if callable(name) else name for name in names}  # a method in older releases
+
+
+def value_near(size: torch.SymInt, further: int) -> int:
+    """What a size is if each size of an argument is larger by ``further`` than the example's.
+
+    Raises:
+        TypeError: the size depends on data.
+    """
+    hints = _hints(size.node.shape_env)
+    return int(size.node.expr.xreplace({s: hints[s] + further for s in size.node.expr.free_symbols if s in hints}))
+
+
+def _hints(env: ShapeEnv) -> dict[Any, Any]:
+    found: dict[Any, Any] | None = getattr(env, "backed_var_to_val", None)
+    return env.var_to_val if found is None else found  # torch 2.9
+
+
 def modulo(base: Any, divisor: Any) -> Any:
     """The remainder as torch writes it: the simpler function if no operand can be negative."""
     plain = base.is_nonnegative and divisor.is_nonnegative
@@ -91,8 +123,7 @@ class Symbols:
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         self.by_name: dict[str, sympy.Symbol | sympy.Integer] = {}
         self._unbacked = 0
-        found = getattr(self.env, "backed_var_to_val", None)
-        self.hints: dict[Any, Any] = self.env.var_to_val if found is None else found  # torch 2.9
+        self.hints = _hints(self.env)
 
     @staticmethod
     def is_size(name: str) -> bool:

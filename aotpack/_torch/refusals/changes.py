@@ -17,13 +17,14 @@ from aotpack_loader.errors import Problem, UnsupportedError
 
 from ..api.counting import reached
 from ..api.patching import hooked
+from .size_caches import Kept, kept
 
 
 class Change(NamedTuple):
     """A Python value that a call leaves changed, and whether the call had read it.
 
-    ``owner``, ``attribute`` and ``value`` are known only for attributes set to plain values;
-    otherwise ``owner`` is None.
+    ``owner``, ``attribute`` and ``value`` are known only for attributes set to plain values, and to what is computed
+    from sizes alone (``kept``; ``value`` is that of the example's sizes). Otherwise ``owner`` is None.
     """
 
     name: str
@@ -31,6 +32,11 @@ class Change(NamedTuple):
     owner: Any = None
     attribute: str = ""
     value: Any = None
+    kept: Kept | None = None
+
+    def after(self, further: int) -> Change:
+        """The change as a call leaves it whose sizes are larger by ``further``."""
+        return self if self.kept is None else self._replace(value=self.kept.values[further])
 
 
 @contextlib.contextmanager
@@ -96,6 +102,25 @@ def refuse_changes(changed: Collection[str]) -> None:
         )
 
 
+def refuse_kept(changes: Iterable[Change]) -> None:
+    """Reject a model that keeps a value for the sizes of a call, and takes it at other sizes.
+
+    Raises:
+        UnsupportedError: names the line and the attribute of each such value.
+    """
+    if problems := [
+        Problem(change.kept.line or as_written(change.name), f"{as_written(change.name)} is taken at other sizes, too")
+        for change in changes
+        if change.kept is not None and change.kept.line
+    ]:
+        raise UnsupportedError(
+            "The model keeps a value that it computes from sizes, and takes it at other sizes; a bundle keeps no such value.",
+            problems,
+            hint="Compute it in each call, or in __init__ for the largest size, as a buffer of which a call takes a part. "
+            "If all calls have the example's sizes, build with warm_up=True.",
+        )
+
+
 def as_written(name: str) -> str:
     """The name as a user writes it: ``self.n`` for ``L['self'].n``, ``a.b.N`` for ``G['__import_a_dot_b'].N``."""
     module = re.sub(r"\bG\['__import_(\w+)'\]", lambda found: found[1].replace("_dot_", "."), name)
@@ -142,9 +167,12 @@ def _is_unchanged(owner: Any, attribute: str, value: Any) -> bool:
     return value.is_python_constant() and bool(value.as_python_constant() == before)
 
 
-def _known(variable: Any, attribute: str, value: Any) -> tuple[()] | tuple[Any, str, Any]:
-    """The object, the attribute and its new value, if all are known; else empty."""
+def _known(variable: Any, attribute: str, value: Any) -> tuple[()] | tuple[Any, str, Any, Kept | None]:
+    """The object, the attribute, its new value and whether that is of sizes, if all are known; else empty."""
     owner = getattr(variable, "value", None)
-    if not value.is_python_constant() or not isinstance(getattr(owner, "__dict__", None), dict):
+    if not isinstance(getattr(owner, "__dict__", None), dict):
         return ()
-    return owner, attribute, value.as_python_constant()
+    if value.is_python_constant():
+        return owner, attribute, value.as_python_constant(), None
+    found = kept(value)
+    return () if found is None else (owner, attribute, found.values[0], found)

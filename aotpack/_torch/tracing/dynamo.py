@@ -9,7 +9,7 @@ import inspect
 import operator
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,11 +19,15 @@ import torch._inductor.lowering
 from torch._dynamo import _trace_wrapped_higher_order_op, functional_export
 from torch._guards import tracing
 
+from aotpack_loader.errors import UnsupportedError
+
 from ..api.counting import counted
 from ..api.messages import OLD_IGNORED, message_functions
 from ..api.patching import hooked, with_items
+from ..api.shape_env import fixed_sources
 from ..fixes.applying import apply_fixes
-from ..refusals.changes import Change, as_written, refuse_changes, state_after_a_call, watched_changes
+from ..refusals.changes import Change, as_written, refuse_changes, refuse_kept, state_after_a_call, watched_changes
+from ..refusals.size_caches import NEAR
 from .state_assignments import ASSIGNS_STATE, SideEffectError
 
 _SIMPLER = "enable_dynamo_decompositions"
@@ -38,7 +42,8 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
     A first call may set up Python values; the heads of transformers, for example, record which loss
     their labels need. A bundle does not hold such values. If a model reads and changes them, it is
     traced again with the changed values. That trace must give the same graph, and must not read a
-    value that it changes.
+    value that it changes. Values that the model keeps for the sizes of a call are computed in each call
+    (:mod:`..refusals.size_caches`); :data:`KEPT` names them.
 
     Raises:
         UnsupportedError: the model's results depend on a Python value that it changes.
@@ -46,13 +51,40 @@ def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: d
     captured, changes = _capture(model, args, kwargs)
     _refuse_changed_arguments(model, changes)
     read = {change.name for change in changes.values() if change.read}
-    if read and all(change.owner is not None for change in changes.values()):
+    known = all(change.owner is not None for change in changes.values())
+    if read and known and any(change.kept is not None for change in changes.values()):
+        if _keeps_for_sizes(captured, changes.values(), lambda: _capture(model, args, kwargs)):
+            captured.meta[SIDE_EFFECTS] = ()
+            captured.meta[KEPT] = {(id(change.owner), change.attribute): change.value for change in changes.values()}
+            return captured
+        if all(change.kept is not None for change in changes.values() if change.read):
+            refuse_kept(changes.values())
+    elif read and known:
         with state_after_a_call(changes.values()):
             again, changes = _capture(model, args, kwargs)
         if _code(captured) == _code(again) and not any(change.read for change in changes.values()):
             return again
     refuse_changes(read)
     return captured
+
+
+def _keeps_for_sizes(
+    captured: torch.fx.GraphModule,
+    changes: Collection[Change],
+    capture: Callable[[], tuple[torch.fx.GraphModule, dict[str, Change]]],
+) -> bool:
+    """Whether the model takes what it keeps only at the sizes for which that was computed, and else computes it again."""
+    sizes = {size for change in changes if change.kept is not None for size in change.kept.sizes}
+    for further in NEAR:
+        with state_after_a_call([change.after(further) for change in changes]):
+            try:
+                again, _ = capture()
+            except torch._dynamo.exc.TorchDynamoException:  # the model takes what it keeps at sizes that it does not fit
+                return False
+        at_these_sizes_alone = further == 0 and sizes <= fixed_sources(again.meta["fake_mode"])
+        if not at_these_sizes_alone and _code(captured) != _code(again):
+            return False
+    return True
 
 
 def assumes_layouts(graph_module: torch.fx.GraphModule) -> list[torch.fx.Node]:
@@ -99,7 +131,14 @@ def _code(captured: torch.fx.GraphModule) -> list[list[str]]:
 
 
 def _nodes(module: torch.fx.GraphModule) -> list[str]:
-    return [str(node.format_node()) for node in module.graph.nodes]
+    """The nodes as text, but for comparisons of sizes that nothing reads."""
+    unread = set[torch.fx.Node]()
+    for node in reversed(module.graph.nodes):
+        is_number = isinstance(node.meta.get("example_value"), (int, torch.SymInt, torch.SymBool))
+        if is_number and node.op == "call_function" and unread >= node.users.keys():
+            unread.add(node)
+    kept = [node for node in module.graph.nodes if node not in unread]
+    return [f"{node.op} {node.name} {node.target} {node.args} {node.kwargs}" for node in kept]
 
 
 def has_front_end() -> bool:
@@ -184,7 +223,12 @@ def _offsets_refused() -> Iterator[None]:
         yield
 
 
+REFUSED = (UnsupportedError, torch._dynamo.exc.TorchDynamoException)
+"""What :func:`capture_with_dynamo` raises for models that it cannot capture, or that fail with these arguments."""
+
 COMPARES = "aotpack_compares"
+KEPT = "aotpack_kept"
+"""Where a capture has what the model keeps for sizes: attributes of objects, with their values at the example's sizes."""
 
 
 @contextlib.contextmanager

@@ -49,7 +49,10 @@ def _captured(source: FrontEndInput, groups: Sequence[_Group]) -> GraphModule | 
         left = {n: {dim: b for dim, b in dims.items() if (n, dim) not in chosen} for n, dims in source.shapes.dims.items()}
         varying = dataclasses.replace(source.shapes, dims=left).of_tensors(args, kwargs)
         with fake_tensors.marked_dynamic(varying):
-            graph = dynamo.capture_with_dynamo(source.model, args, kwargs)
+            try:
+                graph = dynamo.capture_with_dynamo(source.model, args, kwargs)
+            except dynamo.REFUSED:
+                return None
         if not roll(graph, _LEAST):
             return None
         count_from_ends(graph.graph)

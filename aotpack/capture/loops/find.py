@@ -86,16 +86,33 @@ class Loop:
         return list(dict.fromkeys(found for row in self.operands for found in row if isinstance(found, kind)))
 
 
-def find_loop(graph: Graph, least: int) -> Loop | None:
-    """The largest loop of at least ``least`` iterations that a scan can replace, if there is one."""
-    nodes = [node for node in graph.nodes if node.op in ("call_function", "call_method", "call_module")]
-    keys = [key_of(node) for node in nodes]
-    for start, period, count in _runs(keys, least):
+def repeats(graph: Graph, least: int, keys: dict[Node, Hashable]) -> bool:
+    """Whether a graph has a call ``least`` times, as each loop of so many iterations does. ``keys`` gets the calls' keys."""
+    counts = Counter(_keys(graph, keys))
+    return max(counts.values(), default=0) >= least
+
+
+def find_loop(graph: Graph, least: int, keys: dict[Node, Hashable]) -> Loop | None:
+    """The largest loop of at least ``least`` iterations that a scan can replace, if there is one.
+
+    ``keys`` has the keys of calls that were made before (:func:`.nodes.key_of`), and gets those of new ones.
+    """
+    nodes = _calls(graph)
+    for start, period, count in _runs(_keys(graph, keys), least):
         for peeled in (0, 1):  # what the first iteration reads may have another type than what it leaves for the next
             loop = _bound(nodes[start + peeled * period : start + count * period], period)
             if loop is not None and loop.count >= least and _can_roll(loop):
                 return loop
     return None
+
+
+def _calls(graph: Graph) -> list[Node]:
+    return [node for node in graph.nodes if node.op in ("call_function", "call_method", "call_module")]
+
+
+def _keys(graph: Graph, known: dict[Node, Hashable]) -> list[Hashable]:
+    """The keys of a graph's calls. A call whose operands a scan has replaced keeps its key: their types are the same."""
+    return [known[node] if node in known else known.setdefault(node, key_of(node)) for node in _calls(graph)]
 
 
 def _runs(keys: Sequence[Hashable], least: int) -> list[tuple[int, int, int]]:

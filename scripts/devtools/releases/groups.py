@@ -108,7 +108,7 @@ GROUPS = (
         "Builds: options, sizes, random numbers, recomputation, refusals",
         _files(
             "assigned_state build branches capture gpus optimizers overlaps packed process_copy random recompute refusals"
-            " regional rolled_loops sizes_of_one threads unchanged"
+            " regional rolled_loops size_caches sizes_of_one threads unchanged"
         ),
         code="portable",
     ),

@@ -10,17 +10,10 @@ from typing import Any
 
 import torch
 
+from ...api.nodes import view_of_copy
 from ...api.patching import hooked, patched
 
 _SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of that name
-
-
-_aten = torch.ops.aten
-_COPIED_VIEWS = frozenset({
-    _aten.t_copy.default, _aten.detach_copy.default, _aten.view_copy.default, _aten.transpose_copy.int,
-    _aten.permute_copy.default, _aten.unsqueeze_copy.default,
-})  # fmt: skip
-"""What functionalization makes of views in the graphs of a scan."""
 
 
 @contextlib.contextmanager
@@ -91,7 +84,7 @@ def _save_operands_themselves(scan: Any) -> None:
 def _source_of_copies(node: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx.Node]]:
     """The value of which ``node`` is a copied view, and the steps back to it."""
     steps: list[torch.fx.Node] = []
-    while node.target in _COPIED_VIEWS and len(node.all_input_nodes) == 1:
+    while view_of_copy(node.target) is not None and len(node.all_input_nodes) == 1:
         steps.append(node)
         node = node.all_input_nodes[0]
     return node, steps

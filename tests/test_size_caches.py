@@ -1,0 +1,139 @@
+"""Values that a model keeps for the sizes of a call are computed in each call of a bundle, or refused."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import aotpack
+import aotpack_loader
+from aotpack_loader.errors import BuildError
+
+TIME = Dim("time", min=2, max=64)
+
+
+class Keeping(nn.Module):
+    """A layer over the input and a grid of its length. Subclasses keep the grid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+        self.grid: Any = None
+
+    def made(self, length: int) -> Tensor:
+        return torch.linspace(0, 1, length).cos()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.stack([x, self.kept(x.shape[1]).expand_as(x)], -1))
+
+
+class ByShape(Keeping):
+    def kept(self, length: int) -> Tensor:
+        if self.grid is None or self.grid.shape[0] != length:
+            self.grid = self.made(length)
+        return self.grid
+
+
+class ByLength(Keeping):
+    """Keeps the size beside the value, in a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: Any = ()
+
+    def kept(self, length: int) -> Tensor:
+        if self.sizes != (length, 1):
+            self.sizes, self.grid = (length, 1), self.made(length)
+        return self.grid
+
+
+class ForTheLongest(Keeping):
+    """A table that grows, as of rotary embeddings."""
+
+    def kept(self, length: int) -> Tensor:
+        if self.grid is None or self.grid.shape[0] < length:
+            self.grid = self.made(length)
+        return self.grid[:length]
+
+
+class Once(Keeping):
+    def kept(self, length: int) -> Tensor:
+        if self.grid is None:
+            self.grid = self.made(length).mean()
+        return self.grid
+
+
+class Drawn(Keeping):
+    def kept(self, length: int) -> Tensor:
+        if self.grid is None or self.grid.shape[0] != length:
+            self.grid = torch.rand(length)
+        return self.grid
+
+
+class Weighted(Keeping):
+    """Keeps what depends on a parameter, too."""
+
+    def kept(self, length: int) -> Tensor:
+        if self.grid is None or self.grid.shape[0] != length:
+            self.grid = self.made(length) * self.layer.bias.sum()
+        return self.grid
+
+
+def outcome(model: Any, x: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    result = model(x)
+    result.square().sum().backward()
+    return [result, *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize(("kind", "warm"), [(ByShape, False), (ByShape, True), (ByLength, False)])
+def test_the_value_follows_the_sizes(kind: type[Keeping], warm: bool, tmp_path: Path) -> None:
+    model, out = kind(), tmp_path / "m.aotpack"
+    example = torch.randn(3, 7)
+    if warm:
+        model(example)
+    aotpack.build(copy.deepcopy(model), (example,), out=out, targets=("portable",), dynamic_shapes={"x": {1: TIME}})
+    loaded = aotpack_loader.load(out)
+    for length in (7, 9, 5, 64, 7):
+        x = torch.randn(3, length)
+        torch.testing.assert_close(outcome(loaded, x), outcome(model, x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (ForTheLongest, r"line \d+, in made: return torch.linspace.*: self\.grid is taken at other sizes, too"),
+        (Once, r"self\.grid is taken at other sizes, too"),
+        (Drawn, r"self\.grid: read, and changed for the next call"),
+        (Weighted, r"self\.grid: read, and changed for the next call"),
+    ],
+)
+def test_what_a_later_call_would_take_is_refused(kind: type[Keeping], message: str, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=message):
+        aotpack.build(kind(), (torch.randn(3, 7),), out=tmp_path / "m", targets=("portable",), dynamic_shapes={"x": {1: TIME}})
+
+
+def test_a_value_of_the_user_is_not_made_again(tmp_path: Path) -> None:
+    model = ByShape()
+    model.grid = torch.randn(7)
+    with pytest.raises(BuildError, match="the model fixes it at 7"):
+        aotpack.build(model, (torch.randn(3, 7),), out=tmp_path / "m", targets=("portable",), dynamic_shapes={"x": {1: TIME}})
+
+
+def test_linspace_of_a_size_that_varies(tmp_path: Path) -> None:
+    def model(x: Tensor) -> Tensor:
+        grid = torch.linspace(-1.5, 2, x.shape[0], dtype=torch.float64)
+        return x * torch.linspace(1, 0, 2 * x.shape[0] + 1)[::2][1:] + grid + torch.linspace(3, 3, x.shape[0])
+
+    sizes = {"x": {0: Dim("rows", min=1, max=999)}}
+    aotpack.build(model, (torch.randn(5),), out=tmp_path / "m", targets=("portable",), dynamic_shapes=sizes)
+    loaded = aotpack_loader.load(tmp_path / "m")
+    for rows in (1, 2, 5, 8, 999):
+        x = torch.randn(rows)
+        torch.testing.assert_close(loaded(x), model(x), rtol=1e-6, atol=1e-6)
