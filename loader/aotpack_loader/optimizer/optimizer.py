@@ -160,7 +160,7 @@ class LoadedOptimizer(Optimizer):
         before = dict(self.state), [dict(group) for group in self.param_groups]
         try:
             _unmarked(Optimizer.load_state_dict)(self, state_dict)
-            problems = [Problem(self._aotpack_updates[p][0], text) for p in self.state for text in self._aotpack_unfit(p)]
+            problems = [Problem(self._aotpack_updates[p][0], text) for p in self.state for text in self._aotpack_fitted(p)]
             if problems:
                 raise StateError("The state is of another optimizer.", problems[:_MOST])
             self._aotpack_check_options()
@@ -171,16 +171,15 @@ class LoadedOptimizer(Optimizer):
             if isinstance(error, (KeyError, ValueError, TypeError)) and not isinstance(error, AotpackError):
                 raise StateError(f"This is no state of the optimizer: {error}") from error
             raise
-        for parameter, state in self.state.items():
-            update = self._aotpack_updates[parameter][1]
-            state.update({name: update.laid_out(name, value, parameter) for name, value in state.items()})
 
-    def _aotpack_unfit(self, parameter: torch.Tensor) -> Iterator[str]:
-        state = self.state[parameter]
-        for name in [name for name, value in state.items() if value is None]:  # torch writes some that it does not use
-            del state[name]
-        if state:
-            yield from self._aotpack_updates[parameter][1].state_problems(parameter, state)
+    def _aotpack_fitted(self, parameter: torch.Tensor) -> Iterator[str]:
+        """Give a state that was read the strides of its parameter. Yields what else does not fit."""
+        update, state = self._aotpack_updates[parameter][1], self.state[parameter]
+        # torch writes None for some that it does not use.
+        kept = {name: value for name, value in state.items() if value is not None}
+        self.state[parameter] = {name: update.laid_out(name, value, parameter) for name, value in kept.items()}
+        if kept:
+            yield from update.state_problems(parameter, self.state[parameter])
 
     def __reduce__(self) -> NoReturn:
         raise AotpackError(

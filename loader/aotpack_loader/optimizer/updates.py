@@ -39,8 +39,10 @@ class Update:
         self.flat, self.integers, self._initial = described.flat, described.integers, described.initial
         self.dtype: torch.dtype = getattr(torch, parameter.dtype)
         self.numbers = [*numbers]
-        self._shape, self._stride = ([], []) if described.flat else _geometry(parameter)
-        self._like = [True, True, *map(self._is_like, self._state.values())]
+        self._shape, self._stride = (torch.Size(), ()) if described.flat else _geometry(parameter)
+        self._expected = {name: (self._is_like(leaf), getattr(torch, leaf.dtype)) for name, leaf in self._state.items()}
+        self._sizes = {name: _geometry(leaf) for name, leaf in self._state.items() if not self._is_like(leaf)}
+        self._like = [True, True, *(like for like, _ in self._expected.values())]
         self._run = opened.executable
         taken = [primal for primal in method.primals if isinstance(primal, (schema.InputPrimal, schema.ConstantPrimal))]
         constants = [primal.name for primal in taken if isinstance(primal, schema.ConstantPrimal)]
@@ -54,18 +56,18 @@ class Update:
         if parameter.dtype != self.dtype:
             yield f"is of {parameter.dtype}, the bundle was built for {self.dtype}"
         elif self.flat:
-            if not _is_dense(parameter):
+            if not (parameter.is_contiguous() or _is_dense(parameter)):
                 yield f"has the strides {list(parameter.stride())}, so that there are gaps between its elements"
-        elif [*parameter.shape] != self._shape or [*parameter.stride()] != self._stride:
+        elif parameter.shape != self._shape or parameter.stride() != self._stride:
             found = f"{list(parameter.shape)}, strides {list(parameter.stride())}"
-            yield f"has the sizes {found}, the bundle was built for {self._shape}, {self._stride}"
+            yield f"has the sizes {found}, the bundle was built for {list(self._shape)}, {list(self._stride)}"
 
     def state_problems(self, parameter: torch.Tensor, state: Mapping[str, Any]) -> Iterator[str]:
         """What differs between ``state`` and the state that the code takes for a parameter."""
         if state.keys() != self._state.keys():
             yield f"has the state {', '.join(sorted(state))}, and not {', '.join(sorted(self._state))}"
             return
-        for name, leaf in self._state.items():
+        for name, (like, dtype) in self._expected.items():
             value = state[name]
             if name in self.integers:
                 if type(value) is not int:
@@ -74,13 +76,12 @@ class Update:
             if not isinstance(value, torch.Tensor):
                 yield f"has a {type(value).__name__} as {name}, and no tensor"
                 continue
-            shape, dtype = self._shape_of(leaf, parameter), getattr(torch, leaf.dtype)
-            if [*value.shape] != shape or value.dtype != dtype or value.device != parameter.device:
+            shape, strides = (parameter.shape, parameter.stride()) if like else self._sizes[name]
+            if value.shape != shape or value.dtype is not dtype or value.device != parameter.device:
                 found = f"{value.dtype}{list(value.shape)} on {value.device}"
-                yield f"has {found} as {name}, and not {dtype}{shape} on {parameter.device}"
-
-    def _shape_of(self, leaf: schema.TensorLeaf, parameter: torch.Tensor) -> list[int]:
-        return [*parameter.shape] if self._is_like(leaf) else _geometry(leaf)[0]
+                yield f"has {found} as {name}, and not {dtype}{list(shape)} on {parameter.device}"
+            elif value.stride() != strides:
+                yield f"has the strides {list(value.stride())} in {name}, and not {list(strides)}"
 
     def _is_like(self, leaf: schema.TensorLeaf) -> bool:
         """Whether a state has the sizes and strides of its parameter."""
@@ -89,24 +90,23 @@ class Update:
     def new_state(self, parameter: torch.Tensor, numbers: Mapping[str, float]) -> dict[str, Any]:
         """The state of a parameter before its first step. ``numbers`` are the options of its group, by path."""
         state: dict[str, Any] = {}
-        for name, leaf in self._state.items():
-            initial = self._initial[name]
+        for name, initial in self._initial.items():
             value = numbers[initial] if isinstance(initial, str) else float(initial.value)
-            state[name] = int(value) if name in self.integers else self._blank(leaf, parameter).fill_(value)
+            state[name] = int(value) if name in self.integers else self._blank(name, parameter).fill_(value)
         return state
 
     def laid_out(self, name: str, value: Any, parameter: torch.Tensor) -> Any:
         """A state with the strides that the code takes: itself, or a copy."""
-        if name in self.integers or not isinstance(value, torch.Tensor):
+        if name in self.integers or name not in self._expected or not isinstance(value, torch.Tensor):
             return value
-        blank = self._blank(self._state[name], parameter)
-        return value if value.stride() == blank.stride() else blank.copy_(value)
+        blank = self._blank(name, parameter)
+        return value if value.stride() == blank.stride() or value.shape != blank.shape else blank.copy_(value)
 
-    def _blank(self, leaf: schema.TensorLeaf, parameter: torch.Tensor) -> torch.Tensor:
-        dtype = getattr(torch, leaf.dtype)
-        if self._is_like(leaf):
+    def _blank(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        like, dtype = self._expected[name]
+        if like:
             return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-        return torch.empty_strided(*_geometry(leaf), dtype=dtype, device=parameter.device)
+        return torch.empty_strided(*self._sizes[name], dtype=dtype, device=parameter.device)
 
     def __call__(
         self, parameter: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any], numbers: Sequence[torch.Tensor]
@@ -115,7 +115,7 @@ class Update:
 
         ``gradient`` has the parameter's sizes, and may have other strides. ``numbers`` are in the order of ``self.numbers``.
         """
-        if gradient.stride() != parameter.stride():
+        if gradient.stride() != parameter.stride() and not (gradient.is_contiguous() and parameter.is_contiguous()):
             gradient = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
         held = [torch.tensor(state[name]) if name in self.integers else state[name] for name in self._state]
         tensors = [parameter, gradient, *held]
@@ -139,9 +139,9 @@ class Update:
                 state[name] = int(value)
 
 
-def _geometry(leaf: schema.TensorLeaf) -> tuple[list[int], list[int]]:
+def _geometry(leaf: schema.TensorLeaf) -> tuple[torch.Size, tuple[int, ...]]:
     """The sizes and strides of a tensor that does not vary."""
-    return [int(size) for size in leaf.shape], [int(step) for step in leaf.stride or []]
+    return torch.Size(map(int, leaf.shape)), tuple(map(int, leaf.stride or []))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
