@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from conftest import FreshProcess
 from torch import nn
 
 import aotpack
 import aotpack_loader
+from aotpack.tools.cli import main
 from aotpack_loader.errors import AotpackError, BuildError, EditError, InputError, StateError, UnsupportedError
 
 Made = Callable[[nn.Module], torch.optim.Optimizer]
@@ -348,3 +350,62 @@ def test_optimizers_that_cannot_be_built(optimizer: Any, text: str, tmp_path: Pa
 def test_a_function_has_no_optimizer(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"Only a torch\.nn\.Module"):
         aotpack.build(torch.sin, (torch.ones(2),), out=tmp_path / "a.aotpack", targets=("portable",), optimizer=of("SGD"))
+
+
+ENTRY = """
+import torch
+
+def model():
+    return torch.nn.Linear(4, 3)
+
+def example_inputs():
+    return (torch.ones(2, 4),)
+
+def optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.25)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "options"),
+    [
+        ((), "SGD", {"lr": 0.25}),
+        (("--optimizer", "adamw", "--lr", "0.5", "--optimizer-option", "betas=(0.5, 0.75)"), "AdamW", {"betas": (0.5, 0.75)}),
+    ],
+)
+def test_the_command_takes_an_optimizer(words: tuple[str, ...], kind: str, options: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(ENTRY)
+    out = tmp_path / "a.aotpack"
+    asked = ["build", str(tmp_path / "model.py"), "-o", str(out), "--target", "portable", "--method", "train", *words]
+    assert CliRunner().invoke(main, asked).exit_code == 0
+    loaded = aotpack_loader.load(out)
+    assert loaded.aotpack.program.optimizers["optimizer"].name == kind
+    assert loaded.aotpack.optimizer().param_groups[0].items() >= options.items()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--optimizer", "adamv"), "no optimizer 'adamv'"),
+        (("--optimizer", "adamw", "--optimizer-option", "beta=1"), "AdamW has no such option"),
+        (("--lr", "0.1"), "need --optimizer"),
+        (("--optimizer", "adamw", "--optimizer-option", "eps"), "not NAME=VALUE"),
+    ],
+)
+def test_what_the_command_refuses(words: tuple[str, ...], text: str, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(ENTRY)
+    asked = ["build", str(tmp_path / "model.py"), "-o", str(tmp_path / "a.aotpack"), "--target", "portable", *words]
+    result = CliRunner().invoke(main, asked)
+    assert result.exit_code != 0
+    assert text in " ".join(result.output.split()) + str(result.exception)
+
+
+def test_an_entry_with_a_wrong_optimizer(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        ENTRY.replace("def optimizer(model):\n    return", "optimizer =").replace("model.parameters()", "model().parameters()")
+    )
+    result = CliRunner().invoke(
+        main, ["build", str(tmp_path / "model.py"), "-o", str(tmp_path / "a.aotpack"), "--target", "portable"]
+    )
+    assert result.exit_code != 0
+    assert "is a SGD, not a function of the model" in " ".join(result.output.split()) + str(result.exception)
