@@ -30,6 +30,7 @@ SECTIONS = {
     "networks": "networks",
     "alone": "alone",
     "overhead": "overhead",
+    "optimizer": "optimizer",
     "memory": "memory",
     "live": "live",
     "build": "build",

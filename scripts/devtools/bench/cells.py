@@ -13,6 +13,7 @@ NETWORKS = {
     "digits-1024": "digits, batch 1024",
     "digits-dynamic": "digits",
     "gpt": "GPT, 4 layers",
+    "gpt_plain": "GPT",
     "gpt2": "GPT-2 small",
     "resnet50": "ResNet-50",
 }

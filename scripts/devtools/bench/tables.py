@@ -92,6 +92,16 @@ def overhead(result: Mapping[str, Any]) -> str:
     return table(["a step of tiny, one thread", "µs"], rows)
 
 
+def optimizer(result: Mapping[str, Any]) -> str:
+    rows = []
+    for name, found in result["milliseconds"].items():
+        model, target = name.split(", ")
+        ratios = [times(found["bundle"] / found[way]) for way in ("fused", "foreach")]
+        rows.append([network_name(model), f"`{target}`", *(time(value / 1e3) for value in found.values()), *ratios])
+    head = ["AdamW, one thread", "target", "bundle", "eager", "`foreach`", "`fused`", "bundle / `fused`", "bundle / `foreach`"]
+    return table(head, rows)
+
+
 def memory(result: Mapping[str, Any]) -> str:
     kinds = dict.fromkeys(kind for found in result["peak_bytes"].values() for kind in found)
     rows = [
@@ -313,7 +323,7 @@ def xla_scan(result: Mapping[str, Any]) -> str:
 PAGES = {
     "performance.md": {"goals": goals},
     "performance/start.md": {"start": start, "weights": weights, "share": share_of},
-    "performance/steps.md": {"step": step, "alone": alone, "overhead": overhead, "variants": variants},
+    "performance/steps.md": {"step": step, "alone": alone, "overhead": overhead, "optimizer": optimizer, "variants": variants},
     "performance/networks.md": {"networks": networks},
     "performance/memory.md": {"memory": memory, "live": live, "recompute": recompute},
     "performance/build.md": {"build": build, "scale": scale, "depth": depth},
