@@ -234,6 +234,13 @@ HOOKS = (
         patches=("torch.SymBool.__bool__", "torch.SymFloat.__bool__"),
     ),
     Hook(
+        id="shapes-fixed-sizes",
+        component="symbolic_shapes",
+        summary="Notes the line of the model that makes a size constant.",
+        module="api.fixed_sizes",
+        patches=("torch.fx.experimental.symbolic_shapes.ShapeEnv._set_replacement",),
+    ),
+    Hook(
         id="fake-constants",
         component="fake_tensor",
         summary="Reads the values of constants of the model, and refuses truth values of assertions.",
