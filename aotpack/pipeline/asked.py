@@ -38,12 +38,14 @@ def check_dynamic(
     leaves: Sequence[schema.InputLeaf],
     symbols: Sequence[schema.Symbol],
     constraints: Sequence[str],
+    lines: Mapping[int, str],
     *,
     second: bool = False,
 ) -> None:
     """Check that each size that the user declared dynamic is dynamic, over the whole range that the user gave.
 
-    ``second``: the method computes second derivatives, so its arguments are not the user's.
+    ``lines`` are those of the model that fix a size at a number. ``second``: the method computes second
+    derivatives, so its arguments are not the user's.
     """
     ranges, labels = {symbol.name: symbol for symbol in symbols}, Labels(symbols, sources_of(leaves))
     problems, ones = list[Problem](), list[str]()
@@ -52,7 +54,7 @@ def check_dynamic(
         if fixed is not None:
             if second:
                 raise _fixed_by_second_derivative(bounds.name or where, fixed)
-            problems.append(Problem(where, f"dynamic in dynamic_shapes, but the model fixes it at {fixed}"))
+            problems.append(Problem(where, f"dynamic in dynamic_shapes, but the model fixes it at {fixed}{_at(lines, fixed)}"))
             ones += [where] if fixed == 1 else []
         elif size in ranges:
             ends = [end for end in (bounds.minimum, bounds.maximum) if end is not None]
@@ -76,6 +78,23 @@ def check_dynamic(
             if ones
             else "",
         )
+
+
+def narrowed(
+    shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf], symbols: Sequence[schema.Symbol], lines: Mapping[int, str]
+) -> Iterator[str]:
+    """Say which sizes vary less than ``Dim.AUTO`` lets them: those that are fixed, and those with a smaller range."""
+    ranges = {symbol.name: symbol for symbol in symbols}
+    for where, size, bounds in _declared_sizes(shapes, leaves, automatic=True):
+        if isinstance(size, int):
+            yield f"{where}, Dim.AUTO, does not vary: the model fixes it at {size}{_at(lines, size)}"
+        elif size in ranges:
+            low, high = bounds.minimum or 2, math.inf if bounds.maximum is None else bounds.maximum
+            yield from (f"{where}, Dim.AUTO: {found.message}" for found in _narrower(where, ranges[size], low, high))
+
+
+def _at(lines: Mapping[int, str], size: int) -> str:
+    return f" [at {lines[size]}]" if lines.get(size) else ""
 
 
 def _only_size(symbol: schema.Symbol | None, constraints: Sequence[str]) -> int | None:
@@ -167,12 +186,17 @@ def without_one(
     return sorted(found.values())
 
 
-def _declared_sizes(shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf]) -> Iterator[tuple[str, schema.Dim, Bounds]]:
-    """Each size of a tensor that must vary, how the user finds it, and the range that the user gave."""
+def _declared_sizes(
+    shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf], *, automatic: bool = False
+) -> Iterator[tuple[str, schema.Dim, Bounds]]:
+    """Each size of a tensor that must vary, how the user finds it, and the range that the user gave.
+
+    ``automatic``: those that may vary (``Dim.AUTO``).
+    """
     for number, dims in shapes.dims.items():
         leaf = leaves[number]
         for dim, bounds in dims.items():
-            if not bounds.automatic:
+            if bounds.automatic is automatic:
                 yield f"{leaf.path}.shape[{dim}]", leaf.shape[dim] if isinstance(leaf, schema.TensorLeaf) else 0, bounds
 
 

@@ -20,6 +20,7 @@ from aotpack_loader.format.labels import Labels, sources_of
 
 from .. import capture, partition, signature
 from .._torch.api.fake_tensors import relate
+from .._torch.api.fixed_sizes import stacks_of_fixed_sizes
 from .._torch.tracing.fake_run import SetsRequiresGradError
 from ..capture import assigned_state, containers
 from ..capture.autocast import under_autocast
@@ -28,10 +29,11 @@ from ..capture.dry_run.branches import Branch
 from ..capture.inputs.aliasing import replaced, separated, sharing
 from ..capture.inputs.dynamic_shapes import DynamicShapes
 from ..capture.inputs.synthetic_bases import Arrangement, Writes, arrange
+from ..capture.source_lines import of_stack
 from ..guards import one, strides, zero_one
 from ..partition.rng import drawn_anew
 from . import double_backward
-from .asked import check_dynamic, check_turned_on, labelled, relations, without_one
+from .asked import check_dynamic, check_turned_on, labelled, narrowed, relations, without_one
 from .capture_remarks import remark_on, remark_on_modes
 from .context import BuildContext
 from .gradients_only import ask_without_gradients
@@ -220,7 +222,8 @@ def trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangement
         convention = _guarded(context, plan, convention, captured.branches)
     if convention.backward is not None and not plan.grad:
         check_turned_on(convention)
-    convention = _with_labels(context, plan, convention)
+    stacks = stacks_of_fixed_sizes(captured.joint.fake_mode)
+    convention = _with_labels(context, plan, convention, {size: of_stack(stack) for size, stack in stacks.items()})
     identical = [list(group) for group in arrangement.identical]
     if alone := gradients_only():
         context.run.note(f"{plan.name!r} serves no calls without gradients, because the model acts differently there")
@@ -278,11 +281,18 @@ def _warn_of_recomputation(run: Run, plan: MethodPlan, convention: signature.Con
         run.warn(f"{plan.name!r}: the backward recomputes a branch with other random numbers, as eager does: {line}")
 
 
-def _with_labels(context: BuildContext, plan: MethodPlan, convention: signature.Convention) -> signature.Convention:
-    """Return the method with the user's names of its sizes, which must vary as the user asked."""
+def _with_labels(
+    context: BuildContext, plan: MethodPlan, convention: signature.Convention, lines: Mapping[int, str]
+) -> signature.Convention:
+    """Return the method with the user's names of its sizes, which must vary as the user asked.
+
+    ``lines`` are those of the model that fix a size at a number.
+    """
     shapes, method = context.shapes, convention.method
     symbols = labelled(method.symbols, shapes, method.leaves)
-    check_dynamic(shapes, method.leaves, symbols, method.constraints, second=plan.role == "derivative")
+    check_dynamic(shapes, method.leaves, symbols, method.constraints, lines, second=plan.role == "derivative")
+    for found in narrowed(shapes, method.leaves, symbols, lines) if plan.role == "call" else ():
+        context.run.warn(f"{plan.name!r}: {found}")
     if method.constraints:
         shown = ", ".join(map(Labels(symbols, sources_of(method.leaves)).text, method.constraints))
         context.run.note(f"{plan.name!r} takes only sizes with {shown}")

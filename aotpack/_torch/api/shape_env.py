@@ -20,12 +20,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, _free_unbacked_symbo
 from torch.utils._sympy import functions
 from torch.utils._sympy.numbers import int_oo
 
+from .fixed_sizes import noted_fixed_sizes
 from .patching import hooked
 
 
 @contextlib.contextmanager
 def recorded_guards() -> Iterator[None]:
-    """Record guards in this block, whatever was traced in this thread before.
+    """Record guards in this block, and where they fix sizes, whatever was traced in this thread before.
 
     Torch switches guards off for parts of a trace. If Python's stack overflows there
     (``RecursionError``), it does not switch them on again, and no later trace of the thread records
@@ -35,7 +36,8 @@ def recorded_guards() -> Iterator[None]:
     before = dict(switch)
     switch.clear()
     try:
-        yield
+        with noted_fixed_sizes():
+            yield
     finally:
         switch.clear()
         switch.update(before)

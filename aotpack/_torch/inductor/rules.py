@@ -22,6 +22,10 @@ from ..tracing import eager_kernels
 Rules = Mapping[Any, Callable[..., Any]]
 _SUMS: Final = (torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar)
 """Inductor's rule is for complex numbers alone: two calls, then views as real numbers, which few layouts allow."""
+_NORMS: Final = tuple(
+    getattr(torch.ops.aten, name)
+    for name in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional")
+)
 _PIECE: Final = 2**19
 """Elements of a product that a processor's cache holds."""
 _PIECES: Final = 8
@@ -32,7 +36,25 @@ def adapted(table: Rules) -> Rules:
     """Inductor's rules without those of operators that Inductor must see whole, and with ours."""
     whole = {*rows.KEPT, *eager_kernels.KEPT_WHOLE, *_SUMS}
     ranges = {each: eager_kernels.called_of_fractions(each, table[each]) for each in eager_kernels.RANGES if each in table}
-    return {operator: rule for operator, rule in table.items() if operator not in whole} | ranges | dict(_OWN)
+    norms = {
+        operator: _of_constants(rule) for operator, rule in table.items() if getattr(operator, "overloadpacket", None) in _NORMS
+    }
+    return {operator: rule for operator, rule in table.items() if operator not in whole} | norms | ranges | dict(_OWN)
+
+
+def _of_constants(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule for batch norms. With an ``eps`` of 0 (``instance_norm``), eager's kernels make channels that do not vary 0."""
+
+    def decomposed(x: torch.Tensor, weight: Any, bias: Any, *rest: Any, **given: Any) -> Any:
+        found = rule(x, weight, bias, *rest, **given)
+        if found is NotImplemented or not rest or rest[-1] != 0 or 0 in found[2].shape:
+            return found
+        result, mean, scale, *more = found
+        constant, shape = scale.isinf(), [1, -1, *([1] * (x.dim() - 2))]
+        flat = 0 if bias is None else bias.to(result.dtype).view(shape)
+        return torch.where(constant.view(shape), flat, result), mean, torch.where(constant, 0, scale), *more
+
+    return decomposed
 
 
 def _eye(

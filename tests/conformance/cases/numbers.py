@@ -147,6 +147,12 @@ def quotients(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return torch.addcdiv(x, x, y, value=0.3), torch.addmm(x, y[:, None], x[None] * 6e4), x + (y[:, None] * 300) @ (x * 300)[None]
 
 
+def constant_channels(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Nothing to divide by: a batch norm's kernel looks for that, others do not."""
+    rows = torch.stack([torch.ones_like(x), x, torch.zeros_like(x)])[None]
+    return F.instance_norm(rows, eps=0.0), F.instance_norm(rows, weight=y, bias=y, eps=0.0), F.group_norm(rows, 3, eps=0.0)
+
+
 def large_margins(x: Tensor) -> tuple[Tensor, ...]:
     signs = torch.ones_like(x).cumsum(-1) % 2 * 2 - 1
     return F.soft_margin_loss(x, signs), F.soft_margin_loss(x, signs, reduction="none")
@@ -237,6 +243,7 @@ CASES: list[Case] = [
                 [_leaf(_FACTORS), _leaf(_FACTORS.where(_FACTORS != 2, 0)), _leaf(_FACTORS.where(_FACTORS < 2, 0))],
             ),
             ("ranges", ranges, [g(6)]),
+            ("channels that do not vary", constant_channels, [g(6), g(3)]),
             ("results of equal calls", equal_calls, [g(3, 4)]),
             ("squares and sums of half precision", quotients, [_leaf(_SMALL.half()), _leaf(_SMALL.flip(0).half())]),
             ("margins out of range", large_margins, [_leaf(torch.linspace(-300.0, 300.0, 35))]),

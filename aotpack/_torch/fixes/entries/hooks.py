@@ -21,8 +21,10 @@ HOOKS = (
         summary="Traces the joint graph, with what the model returns before it is flattened.",
         module="tracing.aot_autograd",
         patches=(
-            "torch._functorch.aot_autograd.create_tree_flattened_fn",
-            "torch._functorch.aot_autograd.aot_export_joint_with_descriptors",
+            *(
+                f"torch._functorch.aot_autograd.{name}"
+                for name in ("create_tree_flattened_fn", "aot_export_joint_with_descriptors")
+            ),
             f"{_AOT}.graph_compile.run_joint_graph_passes_on_hops",
         ),
     ),
@@ -108,9 +110,10 @@ HOOKS = (
             "torch.distributions.distribution.Distribution.__init__",
             "torch.distributions.distribution.Distribution._validate_sample",
             "torch.distributions.geometric.Geometric.__init__",
-            "torch.distributions.constraints._Symmetric.check",
-            "torch.distributions.constraints._PositiveSemidefinite.check",
-            "torch.distributions.constraints._PositiveDefinite.check",
+            *(
+                f"torch.distributions.constraints._{name}.check"
+                for name in ("Symmetric", "PositiveSemidefinite", "PositiveDefinite")
+            ),
         ),
     ),
     Hook(
@@ -220,8 +223,7 @@ HOOKS = (
         summary="Traces regions of `torch.utils.checkpoint` so that the backward computes them again.",
         module="api.checkpoint",
         patches=(
-            "torch.utils.checkpoint._checkpoint_without_reentrant_generator",
-            "torch.utils.checkpoint._checkpoint_without_reentrant_generator_impl",
+            *(f"torch.utils.checkpoint._checkpoint_without_reentrant_generator{name}" for name in ("", "_impl")),
             "torch.utils.checkpoint.CheckpointFunction",
             "torch.fx.traceback.current_meta",
         ),
@@ -232,6 +234,13 @@ HOOKS = (
         summary="Answers questions about sizes and truth values while a model is traced, and notes them.",
         module="api.shape_env",
         patches=("torch.SymBool.__bool__", "torch.SymFloat.__bool__"),
+    ),
+    Hook(
+        id="shapes-fixed-sizes",
+        component="symbolic_shapes",
+        summary="Notes the line of the model that makes a size constant.",
+        module="api.fixed_sizes",
+        patches=("torch.fx.experimental.symbolic_shapes.ShapeEnv._set_replacement",),
     ),
     Hook(
         id="fake-constants",
@@ -377,15 +386,11 @@ HOOKS = (
         patches=(
             "torch._inductor.cpp_builder.run_compile_cmd",
             "torch._inductor.cpp_builder._get_optimization_cflags",
-            "torch._inductor.codecache.AotCodeCompiler",
-            "torch._inductor.codecache.AotCodeCompiler.compile",
-            "torch._inductor.codecache._HEADER_DIR",
-            "torch._inductor.codecache._HEADER_LOCK_DIR",
+            *(f"torch._inductor.codecache.AotCodeCompiler{name}" for name in ("", ".compile")),
+            *(f"torch._inductor.codecache._HEADER{name}_DIR" for name in ("", "_LOCK")),
             "torch._inductor.codegen.cpp_wrapper_cpu.CppWrapperCpu.generate_input_output_runtime_checks",
-            "torch._inductor.cpu_vec_isa.VecISA.__bool__",
-            "torch._inductor.cpu_vec_isa.VecAVX512.__bool__",
-            "torch._inductor.cpu_vec_isa.VecISA.check_build",
-            "torch._inductor.cpu_vec_isa.valid_vec_isa_list",
+            *(f"torch._inductor.cpu_vec_isa.{name}.__bool__" for name in ("VecISA", "VecAVX512")),
+            *(f"torch._inductor.cpu_vec_isa.{name}" for name in ("VecISA.check_build", "valid_vec_isa_list")),
         ),
     ),
     Hook(
