@@ -163,6 +163,7 @@ WITHOUT_GROUP = {
     "tests/test_torch_matrix.py": _CHECKOUT,
     "tests/test_torch_page.py": _CHECKOUT,
     "tests/test_tree.py": _CHECKOUT,
+    "tests/test_varying_sizes.py": _CHECKOUT,
     "tests/test_vector_coverage.py": _CHECKOUT,
     "tests/test_xla_elsewhere.py": "scripts/test-xla has the release of torch_xla",
     "tests/torch_fixes/test_docs.py": _CHECKOUT,
