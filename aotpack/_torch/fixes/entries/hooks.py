@@ -358,10 +358,8 @@ HOOKS = (
         component="inductor",
         summary="Runs loops of few elements, and loops within others, on one thread.",
         module="inductor.codegen.parallel_loops",
-        patches=(
-            f"{_CPP}.CppKernel.decide_parallel_depth",
-            f"{_CPP}.LoopNest.max_parallel_depth",
-            f"{_CPP}.WorkSharing.parallel",
+        patches=tuple(
+            f"{_CPP}.{f}" for f in ("CppKernel.decide_parallel_depth", "LoopNest.max_parallel_depth", "WorkSharing.parallel")
         ),
     ),
     Hook(
