@@ -255,8 +255,7 @@ HOOKS = (
         summary="Traces recurrent layers as loops, and LSTMs for `cpu` alone as oneDNN's kernel.",
         module="api.recurrent",
         patches=(
-            *(f"{_RULES}.{name}" for name in ("rnn_cell", "one_layer_rnn", "gru_cell", "one_layer_lstm")),
-            *(f"{_RULES}.{name}_data" for name in ("rnn_cell", "one_layer_rnn", "gru_cell", "one_layer_lstm")),
+            *(f"{_RULES}.{n}{end}" for end in ("", "_data") for n in ("rnn_cell", "one_layer_rnn", "gru_cell", "one_layer_lstm")),
             f"{_RULES}.select_one_layer_lstm_function",
         ),
     ),
