@@ -14,7 +14,7 @@ from torch.optim import Optimizer  # noqa: TID251 - what imports Dynamo is not c
 
 from ..errors import AotpackError, EditError, InputError, Problem, StateError
 from ..format import schema
-from .updates import OpenUpdate, Update
+from .updates import Bound, OpenUpdate, Update
 
 KERNELS: Final = frozenset({"foreach", "fused", "capturable", "differentiable", "params", "initial_lr"})
 """Keys of a group that change nothing: which kernels eager would take, and what schedulers note."""
@@ -46,6 +46,7 @@ class LoadedOptimizer(Optimizer):
         updates = [Update(update, opened[update.method]) for update in described.updates]
         self._aotpack_groups = [_Group(group) for group in described.groups]
         self._aotpack_updates: dict[torch.Tensor, tuple[str, Update]] = {}
+        self._aotpack_bound: dict[torch.Tensor, Bound] = {}
         problems = [Problem(name, "is no number of this optimizer") for name in given if not self._has(name)]
         for update, one in zip(updates, described.updates, strict=True):
             for name in one.parameters:
@@ -103,7 +104,11 @@ class LoadedOptimizer(Optimizer):
         problems: list[Problem] = []
         given = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
         for parameter in (p for parameters in given for p in parameters):
+            bound, gradient = self._aotpack_bound.get(parameter), parameter.grad
+            if bound is not None and bound.is_of(parameter, self.state[parameter]) and _is_like(gradient, parameter):
+                continue  # it was checked before
             problems += self._aotpack_problems(parameter)
+            self._aotpack_bound.pop(parameter, None)
         if not any(given):
             problems.append(Problem("", "no parameter has a gradient: call backward() before step()"))
         if problems:
@@ -116,7 +121,12 @@ class LoadedOptimizer(Optimizer):
                 if first:
                     state.update(update.new_state(parameter, values))
                 current = group.tensors({**values, **group.first}) if first and group.first else tensors
-                update(parameter, parameter.grad, state, [current[path] for path in update.numbers])
+                bound = self._aotpack_bound.get(parameter)
+                if bound is None:
+                    bound = update.bound(parameter, state)
+                    if not update.integers:
+                        self._aotpack_bound[parameter] = bound
+                update(parameter, parameter.grad, state, [current[path] for path in update.numbers], bound)
         return loss
 
     def _aotpack_problems(self, parameter: torch.Tensor) -> Iterator[Problem]:
@@ -125,8 +135,7 @@ class LoadedOptimizer(Optimizer):
         yield from (Problem(name, text) for text in update.problems(parameter))
         gradient, state = parameter.grad, self.state.get(parameter)
         assert gradient is not None
-        found = gradient.layout, gradient.dtype, gradient.device, gradient.shape
-        if found != (torch.strided, parameter.dtype, parameter.device, parameter.shape) or type(gradient) is not torch.Tensor:
+        if not _is_like(gradient, parameter):
             kind = "sparse " if gradient.layout is not torch.strided else ""
             yield Problem(f"{name}.grad", f"is a {kind}{gradient.dtype}{list(gradient.shape)} on {gradient.device}")
         if state:
@@ -186,6 +195,17 @@ class LoadedOptimizer(Optimizer):
             "The optimizer of a bundle cannot be pickled or copied.",
             hint="Save its state_dict(), and make another: model.aotpack.optimizer().",
         )
+
+
+def _is_like(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether a gradient is a plain tensor of the parameter's sizes and type."""
+    return (
+        type(gradient) is torch.Tensor
+        and gradient.layout is torch.strided
+        and gradient.shape == parameter.shape
+        and gradient.dtype is parameter.dtype
+        and gradient.device == parameter.device
+    )
 
 
 class _Group:

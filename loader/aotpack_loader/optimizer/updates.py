@@ -21,6 +21,20 @@ class OpenedUpdate(NamedTuple):
     constants: Mapping[str, torch.Tensor]
 
 
+class Bound(NamedTuple):
+    """A parameter and its state as code takes them, for as long as they are the same memory."""
+
+    addresses: list[int]
+    shape: torch.Size
+    dtype: torch.dtype
+    tensors: list[torch.Tensor]
+
+    def is_of(self, parameter: torch.Tensor, state: Mapping[str, Any]) -> bool:
+        """Whether a parameter and its state have not been replaced."""
+        same = self.shape == parameter.shape and self.dtype is parameter.dtype
+        return same and self.addresses == addresses(parameter, state)
+
+
 OpenUpdate = Callable[[str], OpenedUpdate]
 """Opens the method of an update by its name."""
 
@@ -108,8 +122,22 @@ class Update:
             return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
         return torch.empty_strided(*self._sizes[name], dtype=dtype, device=parameter.device)
 
+    def bound(self, parameter: torch.Tensor, state: Mapping[str, Any]) -> Bound:
+        """A parameter and its state, which fit, as the code takes them."""
+        held = [torch.tensor(state[name]) if name in self.integers else state[name] for name in self._state]
+        tensors = [parameter, *held]
+        if self.flat:
+            like = self._like[1:]
+            tensors = [x.as_strided((parameter.numel(),), (1,)) if flat else x for x, flat in zip(tensors, like, strict=True)]
+        return Bound(addresses(parameter, state), parameter.shape, parameter.dtype, tensors)
+
     def __call__(
-        self, parameter: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any], numbers: Sequence[torch.Tensor]
+        self,
+        parameter: torch.Tensor,
+        gradient: torch.Tensor,
+        state: dict[str, Any],
+        numbers: Sequence[torch.Tensor],
+        bound: Bound,
     ) -> None:
         """Update a parameter and its state in place.
 
@@ -117,26 +145,28 @@ class Update:
         """
         if gradient.stride() != parameter.stride() and not (gradient.is_contiguous() and parameter.is_contiguous()):
             gradient = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
-        held = [torch.tensor(state[name]) if name in self.integers else state[name] for name in self._state]
-        tensors = [parameter, gradient, *held]
         if self.flat:
-            count = parameter.numel()
-            tensors = [x.as_strided((count,), (1,)) if like else x for x, like in zip(tensors, self._like, strict=True)]
-        leaves = [*tensors, *numbers, *self._constants]
+            gradient = gradient.as_strided((gradient.numel(),), (1,))
+        first, *held = bound.tensors
+        leaves = [first, gradient, *held, *numbers, *self._constants]
         arguments = [leaves[leaf] for leaf in self._inputs]
         outputs = self._run(arguments.copy())
         for primal, output in self._writes:
             target, value = arguments[primal], outputs[output]
             if value.shape != target.shape or value.dtype != target.dtype:
-                raise CorruptBundleError(
-                    f"A step returns {value.dtype}{list(value.shape)} for {target.dtype}{list(target.shape)}."
-                )
+                found = f"{value.dtype}{list(value.shape)}"
+                raise CorruptBundleError(f"A step returns {found} for {target.dtype}{list(target.shape)}.")
             if value.data_ptr() != target.data_ptr():  # else the code has written there itself
                 target.copy_(value)
         torch.autograd.graph.increment_version(parameter)
         for name, value in zip(self._state, held, strict=True):
             if name in self.integers:
                 state[name] = int(value)
+
+
+def addresses(parameter: torch.Tensor, state: Mapping[str, Any]) -> list[int]:
+    """Where a parameter and its state are in memory. Integers have their value."""
+    return [parameter.data_ptr(), *(x.data_ptr() if isinstance(x, torch.Tensor) else x for x in state.values())]
 
 
 def _geometry(leaf: schema.TensorLeaf) -> tuple[torch.Size, tuple[int, ...]]:
