@@ -217,6 +217,8 @@ class _Lowering:
             "size_asserts": False,
             "aot_inductor.compile_wrapper_opt_level": WRAPPER_LEVEL,
             **OPTIONS,
+            # A loop's operands and results may be one buffer, of which Inductor's reuse in place does not know.
+            "inplace_buffers": not any(map(_is_loop, module.graph.nodes)),
             **self.codes[0].options,
         }
         with (
@@ -281,6 +283,11 @@ class _Lowering:
                 self._stack.enter_context(inductor_config.patch(code.options))
                 return
         raise _WrittenElsewhereError
+
+
+def _is_loop(node: torch.fx.Node) -> bool:
+    """Whether a node runs a loop."""
+    return node.target in (torch.ops.higher_order.while_loop, torch.ops.higher_order.scan)
 
 
 class _WatchedGraph(GraphLowering):

@@ -673,6 +673,7 @@ CASES += [
         ("LSTM", nn.LSTM, {}),
         ("LSTM with projections", nn.LSTM, {"proj_size": 2}),
         ("GRU", nn.GRU, {}),
+        ("GRU of two layers", nn.GRU, {"num_layers": 2}),
         ("RNN", nn.RNN, {"nonlinearity": "relu"}),
     )
 ]
