@@ -533,7 +533,7 @@ def test_hooks_run(loaded: aotpack.LoadedProgram) -> None:
 def test_a_deep_copy_is_independent(loaded: aotpack.LoadedProgram, eager: Caller) -> None:
     args, kwargs = arguments()
     copied = copy.deepcopy(loaded)
-    assert copied.aotpack == loaded.aotpack
+    assert copied.aotpack.digest == loaded.aotpack.digest
     with torch.no_grad():
         for parameter in loaded.parameters():
             parameter.zero_()

@@ -173,6 +173,9 @@ def _problems(asked: AskedOptimizer) -> Iterator[str]:
         for option, value in group.options.items():
             if not _is_plain(value):
                 yield f"its option {option} is of class {type(value).__name__}, which is not plain data"
+        plain = (torch.Tensor, torch.nn.Parameter)
+        own = [(name, type(p)) for name, p in zip(group.names, group.parameters, strict=True)]
+        yield from (f"{name} is of the class {kind.__name__}" for name, kind in own if kind not in plain)
         yield from (f"{name} is of {p.dtype}" for name, p in zip(group.names, group.parameters, strict=True) if not _is_real(p))
 
 

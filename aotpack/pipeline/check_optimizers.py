@@ -30,7 +30,7 @@ def check(folder: Path, targets: Sequence[str], program: schema.Program, asked: 
         WrongResultsError: a parameter or its state differs by more than rounding.
         TargetError: a target cannot run here.
     """
-    for target in targets:
+    for target in targets if asked else ():
         module, _ = load_candidate(folder, target)
         for name, optimizer in asked.items():
             loaded = module.aotpack.optimizer(name)

@@ -209,8 +209,9 @@ def called_of_fractions(operator: Any, rule: Callable[..., Any]) -> Callable[...
 
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         vary = any(isinstance(each, torch.SymInt | torch.SymFloat) for each in (*args, *kwargs.values()))
-        whole = operator is _aten.arange.start_step and all(float(end).is_integer() for end in args)
-        return rule(*args, **kwargs) if vary or whole else NotImplemented
+        if vary or (operator is _aten.arange.start_step and all(float(end).is_integer() for end in args)):
+            return rule(*args, **kwargs)
+        return NotImplemented
 
     return decomposed
 

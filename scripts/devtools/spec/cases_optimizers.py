@@ -72,12 +72,6 @@ def broken() -> Iterator[tuple[str, str, Callable[[Documents], object]]]:
     def method(edit: Callable[[Any], object], name: str = "of_first.0") -> Callable[[Documents], object]:
         return lambda documents: edit(documents.program["methods"][name])
 
-    yield "update_of_a_buffer", "each once", optimizer(lambda o: o["groups"][0]["parameters"].append("first.bias"))
     yield "update_missing", "has one update", optimizer(lambda o: o["updates"].pop())
-    yield "update_by_a_call", "no method for an update", optimizer(lambda o: o["updates"][0].update(method="train"))
-    yield "update_unused", "no optimizer has this update", lambda d: d.program["optimizers"].pop("of_second")
-    yield "update_that_serves", "serves no mode", method(lambda m: m.update(serves=[{"training": False, "grad": False}]))
     yield "update_number_unknown", "those of the group", optimizer(lambda o: o["groups"][0]["numbers"].pop("lr"))
-    yield "update_state_unknown", "name its state", optimizer(lambda o: o["updates"][0].update(integers=["other"]))
-    yield "update_not_flat", "sizes that vary", optimizer(lambda o: o["updates"][0].update(flat=False))
     yield "update_writes_gradient", "to the parameter and to the state", method(lambda m: m["mutations"][0].update(primal=1))
