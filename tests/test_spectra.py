@@ -118,9 +118,9 @@ def test_windows_of_frames_are_computed_once(tmp_path: Path) -> None:
     """Each frame reads the window, whose cosines no loop over frames computes."""
 
     def frames(x: Tensor) -> Tensor:
-        return (x.unfold(1, 64, 16) * torch.hann_window(64)).square().sum()
+        return (x.unfold(1, 64, 16) * torch.cos(torch.arange(64) * 0.1)).square().sum()
 
     for code in _sources(frames, (8, 4096), tmp_path):
         before, *after = code.split(".cos()")
         assert after
-        assert "<static_cast<int64_t>(65L)" in re.findall(r"for\(.*", before)[-1]  # a loop over the window and one element
+        assert "<static_cast<int64_t>(64L)" in re.findall(r"for\(.*", before)[-1]  # a loop over the window
