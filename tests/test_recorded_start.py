@@ -73,7 +73,8 @@ def test_a_recorded_start_is_the_same_module(records: Path, several: tuple[Path,
     assert (is_recorded(first), is_recorded(second)) == (False, True)
     assert repr(first) == repr(second)
     infos = [vars(model.aotpack) for model in (first, second)]
-    assert {**infos[0], "_program": 0} == {**infos[1], "_program": 0}
+    own = {"_program", "_updates", "_module"}
+    assert {k: v for k, v in infos[0].items() if k not in own} == {k: v for k, v in infos[1].items() if k not in own}
     assert first.aotpack.methods == second.aotpack.methods == ("infer", "train")
     for mine, theirs in zip(second.named_modules(), first.named_modules(), strict=True):
         assert mine[0] == theirs[0]
