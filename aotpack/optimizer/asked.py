@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class AskedOptimizer:
     optimizer: Optimizer
     groups: Sequence[Group]
 
-    @property
+    @functools.cached_property
     def constructs(self) -> bool:
         """Whether the constructor makes the state of parameters: a step of a fresh copy does not find it."""
         group = self.groups[0]

@@ -8,7 +8,6 @@ state must give what the first step without state gives.
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,31 +27,11 @@ Initial = float | str
 _SMALL: Final = 3
 _UNLIKE: Final = 0.0123456789
 """A learning rate that no other option has."""
-_NO_ARITHMETIC: Final = frozenset(
-    [
-        "alias",
-        "clone",
-        "copy_",
-        "detach",
-        "empty_like",
-        "fill_",
-        "full_like",
-        "lift_fresh",
-        "ones_like",
-        "zeros_like",
-        "zero_",
-        "_to_copy",
-        "_local_scalar_dense",
-        "view_as_real",
-        "view_as_complex",
-        "scalar_tensor",
-        "item",
-        "empty",
-        "full",
-        "zeros",
-        "ones",
-    ]
-)
+_NO_ARITHMETIC: Final = frozenset({
+    "alias", "clone", "copy_", "detach", "empty_like", "fill_", "full_like", "lift_fresh", "ones_like", "zeros_like", "zero_",
+    "_to_copy", "_local_scalar_dense", "view_as_real", "view_as_complex", "scalar_tensor", "item", "empty", "full", "zeros",
+    "ones",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -138,9 +117,9 @@ def first_step(asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> 
 def _ready(asked: AskedOptimizer, group: Group, options: Mapping[str, Any], parameter: torch.Tensor) -> torch.optim.Optimizer:
     """An optimizer of one parameter, with the state that its constructor makes."""
     optimizer = asked.fresh(options, [parameter])
-    for given in itertools.islice(group.parameters, 1):
-        if asked.constructs and (state := asked.optimizer.state.get(given)):
-            optimizer.state[parameter] = {name: _resized(value, given, parameter) for name, value in state.items()}
+    given = group.parameters[0]
+    if asked.constructs and (state := asked.optimizer.state.get(given)):
+        optimizer.state[parameter] = {name: _resized(value, given, parameter) for name, value in state.items()}
     return optimizer
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -181,11 +181,11 @@ def _view(part: schema.InnerTensor) -> View:
 def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, *, classes: Classes, check: str) -> dict[str, MethodCall]:
     """Calls by method name. ``program`` is adapted to the device."""
     entries = {entry.name: entry for entry in program.state}
-    constants = {name: tensor.to(chosen.device.device) for name, tensor in _constants(bundle, program).items()}
+    # Updates are opened when an optimizer is asked for.
+    methods = {name: method for name, method in program.methods.items() if not method.step}
+    constants = _constants(bundle, methods.values(), chosen.device.device)
     made: dict[str, MethodCall] = {}
-    for name, method in program.methods.items():
-        if method.step:
-            continue  # opened when an optimizer is asked for
+    for name, method in methods.items():
         if name in chosen.target.constraints:
             method = structs.replace(method, constraints=[*method.constraints, *chosen.target.constraints[name]])
         loaded = LoadedMethod(name, method, constants, entries, chosen.device.device, classes)
@@ -199,7 +199,7 @@ def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, *, classe
         sized = cast("SizedDevice", chosen.device)  # C14
         calls = [call(sized.specialized(name, code)) for code in codes]
         made[name] = SpecializedCall(loaded, calls, [code.sizes for code in codes])
-    for name, method in program.methods.items():
+    for name, method in methods.items():
         if method.backward is not None and method.backward.second is not None:
             made[name].differentiate_again(made[method.backward.second.method])
     return made
@@ -218,8 +218,7 @@ def _update(bundle: Bundle, program: schema.Program, chosen: Selection, name: st
     method = program.methods[name]
     entries = {entry.name: entry for entry in program.state}
     code = chosen.device.executable(f"{name}.forward", method.forward, forward_arity(method, entries))
-    constants = _constants(bundle, structs.replace(program, methods={name: method}))
-    return OpenedUpdate(method, code, {name: tensor.to(chosen.device.device) for name, tensor in constants.items()})
+    return OpenedUpdate(method, code, _constants(bundle, [method], chosen.device.device))
 
 
 def _natively(call: MethodCall, device: Device) -> str:
@@ -273,7 +272,7 @@ def _is_of_another_release(target: schema.Target) -> bool:
     return target.kind == "aoti" and not torch_satisfies(str(torch.__version__), target.torch)
 
 
-def _constants(bundle: Bundle, program: schema.Program) -> Mapping[str, torch.Tensor]:
-    used = [p for m in program.methods.values() for p in m.primals if isinstance(p, schema.ConstantPrimal)]
+def _constants(bundle: Bundle, methods: Iterable[schema.Method], device: torch.device) -> Mapping[str, torch.Tensor]:
+    used = [p for method in methods for p in method.primals if isinstance(p, schema.ConstantPrimal)]
     stored = bundle.weights()
-    return {p.name: stored.constant(p.name, p.dtype, p.shape) for p in used}
+    return {p.name: stored.constant(p.name, p.dtype, p.shape).to(device) for p in used}
