@@ -24,8 +24,8 @@ NATIVE_SOURCES = {
         *(f"aotpack/_torch/inductor/csrc/{name}.h" for name in ("kernels", "large_pages", "lstm", "products")),
     },
     "aotpack_loader": {
-        *(f"aotpack_loader/csrc/{name}.cpp" for name in ("autograd", "call", "document", "method", "python")),
-        *(f"aotpack_loader/csrc/{name}.h" for name in ("autograd", "document", "graphs", "json", "method", "python_host")),
+        *(f"aotpack_loader/csrc/{name}.cpp" for name in ("autograd", "call", "document", "method", "python", "update")),
+        *(f"aotpack_loader/csrc/{name}.h" for name in ("autograd", "document", "graphs", "json", "method", "python_host", "update")),
     },
 }
 LICENCES = {"aotpack": "Apache-2.0 AND MIT AND ISC", "aotpack_loader": "Apache-2.0"}

@@ -156,6 +156,37 @@ class Lion(torch.optim.Optimizer):
                 p -= group["lr"] * state["average"].sign() / state["count"] ** 0.5
 
 
+class Many(nn.Module):
+    """Parameters that native code updates together, and some that it does not: too large, without elements, in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes = [*((i,) for i in range(12)), (70, 80), (3, 2), (90, 50), ()]
+        self.many = nn.ParameterList([nn.Parameter(torch.randn(shape)) for shape in shapes])
+        self.halves = nn.ParameterList([nn.Parameter(torch.randn(i).bfloat16()) for i in (3, 5)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * sum(p.sum() for p in self.many) + self.halves[0].sum()
+
+
+@pytest.mark.compiled
+def test_many_parameters_at_once(tmp_path: Path) -> None:
+    """Their step counts differ, and state and memory of some are replaced between steps."""
+    made = of("AdamW", lr=0.1)
+    eager, module = built(tmp_path, made, target="cpu", model=Many())
+    optimizers = made(eager), module.aotpack.optimizer()
+    pairs = [*zip((eager, module), optimizers, strict=True)]
+    steps(pairs, 3, skipped="many.4")
+    for model, optimizer in pairs:
+        parameters = dict(model.named_parameters())
+        parameters["many.3"].data = parameters["many.3"].data.clone()
+        state = optimizer.state[parameters["many.5"]]
+        state["exp_avg"] = state["exp_avg"].clone()
+    steps(pairs, 3)
+    for (name, p), q in zip(eager.named_parameters(), module.named_parameters(), strict=True):
+        torch.testing.assert_close((p, optimizers[0].state[p]), (q[1], optimizers[1].state[q[1]]), msg=name)
+
+
 def test_an_optimizer_of_the_users_own(tmp_path: Path) -> None:
     model, loaded = built(tmp_path, lambda model: Lion(model.parameters()))
     eager, own = Lion(model.parameters()), loaded.aotpack.optimizer()

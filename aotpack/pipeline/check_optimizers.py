@@ -61,7 +61,7 @@ def _differences(asked: AskedOptimizer, group: Group, loaded: Any, parameter: to
     original = parameter.detach().clone().requires_grad_()
     eager = asked.fresh(group.traced(group.numbers), [original])
     if asked.constructs:
-        eager.state[original] = loaded._aotpack_updates[parameter][1].new_state(original, group.numbers)
+        eager.state[original] = loaded._aotpack_update_of[parameter][1].new_state(original, group.numbers)
     place = next(g for g in loaded.param_groups if any(p is parameter for p in g["params"]))
     before = parameter.detach().clone(), dict(place)
     try:

@@ -2,6 +2,7 @@
 
 #include "autograd.cpp"
 #include "method.cpp"
+#include "update.cpp"
 
 #include "document.cpp"
 

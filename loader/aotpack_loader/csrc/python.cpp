@@ -7,12 +7,13 @@
 // Python makes the call, or raises.
 
 #include "python_host.h"
+#include "update.h"
 
 namespace aotpack {
 
 namespace {
 
-constexpr int64_t kInterface = 3;
+constexpr int64_t kInterface = 4;
 
 // ---------------------------------------------------------------- opened code
 
@@ -226,6 +227,40 @@ py::object make(const Document& document, const py::dict& codes, const variable_
   return function_over(&definition, new PythonMethod(std::move(method)), "aotpack.method");
 }
 
+// ---------------------------------------------------------------- updates
+
+// Whether nothing has taken the place of a parameter's state, and its gradient fits.
+// Twin: optimizer/updates.py, PythonRow.
+bool row_fits(const Row& row, const py::dict& state) {
+  size_t i = 1;
+  PyObject *key = nullptr, *value = nullptr;
+  for (Py_ssize_t at = 0; PyDict_Next(state.ptr(), &at, &key, &value) != 0; ++i) {
+    if (i == row.held.size() || !THPVariable_CheckExact(value) || !THPVariable_Unpack(value).is_same(row.held[i].tensor) ||
+        !row.held[i].holds()) {
+      return false;
+    }
+  }
+  return i == row.held.size() && Update::takes_gradient(row);
+}
+
+void run_update(const Update& update, const std::vector<const Row*>& rows, const variable_list& numbers) {
+  update.run(rows, numbers);
+}
+
+std::shared_ptr<Update> update_of(
+    const py::object& run,
+    const std::pair<Positions, Positions>& positions,
+    const py::object& failed,
+    Positions&& inputs,
+    std::vector<std::pair<size_t, size_t>>&& writes,
+    std::vector<bool>&& alike,
+    bool flat,
+    variable_list&& constants) {
+  auto code = std::make_shared<Code>(runner_of(run), positions.first, positions.second, raising(failed));
+  return std::make_shared<Update>(
+      UpdateMethod{std::move(code), std::move(inputs), std::move(writes), std::move(alike), flat, std::move(constants)});
+}
+
 } // namespace
 
 } // namespace aotpack
@@ -246,4 +281,9 @@ PYBIND11_MODULE(aotpack_call, module) {
       .def_readonly("is_differentiable", &Document::is_differentiable)
       .def("sizes", &aotpack::sizes_of)
       .def("make", &aotpack::make);
+  module.def("update", &aotpack::update_of);
+  py::class_<aotpack::Row>(module, "Row", py::module_local()).def("fits", &aotpack::row_fits);
+  py::class_<aotpack::Update, std::shared_ptr<aotpack::Update>>(module, "Update", py::module_local())
+      .def("row", &aotpack::Update::row)
+      .def("run", torch::wrap_pybind_function_no_gil(&aotpack::run_update));
 }

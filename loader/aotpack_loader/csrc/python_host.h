@@ -122,6 +122,18 @@ inline std::shared_ptr<Runner> runner_of(const py::object& run) {
   return *static_cast<std::shared_ptr<Runner>*>(found);
 }
 
+// Raises the error that a function of Python raises for a message. Null for None.
+inline Failed raising(const py::object& function) {
+  if (function.is_none()) {
+    return nullptr;
+  }
+  return [held = std::make_shared<Function>(function)](const std::string& message) {
+    py::gil_scoped_acquire gil;
+    THPObjectPtr text(PyUnicode_DecodeUTF8(message.data(), static_cast<Py_ssize_t>(message.size()), "replace"));
+    (*held)(text.get());
+  };
+}
+
 // Python's dictionary from names to pairs: a function that runs the code, and one that raises the error for its message.
 class Codes : public Names {
  public:
@@ -132,15 +144,7 @@ class Codes : public Names {
   }
 
   Failed failed(const std::string& name) const override {
-    const py::object function = found(name, 1);
-    if (function.is_none()) {
-      return nullptr;
-    }
-    return [held = std::make_shared<Function>(function)](const std::string& message) {
-      py::gil_scoped_acquire gil;
-      THPObjectPtr text(PyUnicode_DecodeUTF8(message.data(), static_cast<Py_ssize_t>(message.size()), "replace"));
-      (*held)(text.get());
-    };
+    return raising(found(name, 1));
   }
 
   std::shared_ptr<const Graph> function(const std::string& name) const override {

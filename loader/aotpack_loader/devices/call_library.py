@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..archive.bundle import Bundle
     from ..format import schema
 
-INTERFACE: Final = 3
+INTERFACE: Final = 4
 """The version of what passes between the loader and the library (spec/native-call.md)."""
 SWITCH: Final = "AOTPACK_NATIVE_CALL"
 
@@ -68,6 +68,23 @@ class DescribedCall(Protocol):
         """
 
 
+class Row(Protocol):
+    """A parameter and its state."""
+
+    def fits(self, state: Mapping[str, Any], /) -> bool:
+        """Whether nothing has taken the place of the state, and the parameter has a gradient that fits."""
+
+
+class NativeUpdate(Protocol):
+    """An update of an optimizer (spec/optimizers.md)."""
+
+    def row(self, held: Sequence[torch.Tensor], /) -> Row:
+        """A parameter and its state, in the order of the method. They fit."""
+
+    def run(self, rows: Sequence[Row], numbers: Sequence[torch.Tensor], /) -> None:
+        """Update the parameters and states of rows, which fit."""
+
+
 class CallLibrary(Protocol):
     """What the library offers."""
 
@@ -82,6 +99,33 @@ class CallLibrary(Protocol):
 
         Raises:
             ValueError: it is none.
+        """
+
+    def update(
+        self,
+        run: Callable[[list[Any]], list[Any]],
+        positions: tuple[list[int], list[int]],
+        failed: Callable[[str], None] | None,
+        inputs: Sequence[int],
+        writes: Sequence[tuple[int, int]],
+        alike: Sequence[bool],
+        flat: bool,
+        constants: Sequence[torch.Tensor],
+        /,
+    ) -> NativeUpdate:
+        """An update whose graph is opened code.
+
+        Leaves are numbered: the parameter, its gradient, its state, the numbers of the group, constants.
+
+        Args:
+            run: the code.
+            positions: the inputs of the graph that the code takes, and its results that are the outputs of the graph.
+            failed: raises the error for the message of an exception in the code.
+            inputs: the leaves that the graph takes.
+            writes: a leaf, and the output that it becomes.
+            alike: of the parameter and each state, whether it has the parameter's sizes.
+            flat: whether those are taken with one dimension.
+            constants: tensors of the method.
         """
 
     def on_refusal(

@@ -218,7 +218,8 @@ def _update(bundle: Bundle, program: schema.Program, chosen: Selection, name: st
     method = program.methods[name]
     entries = {entry.name: entry for entry in program.state}
     code = chosen.device.executable(f"{name}.forward", method.forward, forward_arity(method, entries))
-    return OpenedUpdate(method, code, _constants(bundle, [method], chosen.device.device))
+    constants = _constants(bundle, [method], chosen.device.device)
+    return OpenedUpdate(method, code, constants, chosen.device.call_library[0])
 
 
 def _natively(call: MethodCall, device: Device) -> str:

@@ -6,15 +6,17 @@ This class takes the functions under the marks: a start imports no compiler.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 import torch
 from torch.optim import Optimizer  # noqa: TID251 - what imports Dynamo is not called here
 
+from ..devices.call_library import Row
 from ..errors import AotpackError, EditError, InputError, Problem, StateError
 from ..format import schema
-from .updates import Bound, OpenUpdate, Update
+from .updates import OpenUpdate, Update, is_like
 
 KERNELS: Final = frozenset({"foreach", "fused", "capturable", "differentiable", "params", "initial_lr"})
 """Keys of a group that change nothing: which kernels eager would take, and what schedulers note."""
@@ -43,25 +45,26 @@ class LoadedOptimizer(Optimizer):
         given: Mapping[str, Any],
     ) -> None:
         opened = {name: methods(name) for name in dict.fromkeys(update.method for update in described.updates)}
-        updates = [Update(update, opened[update.method]) for update in described.updates]
+        self._aotpack_updates = [Update(update, opened[update.method]) for update in described.updates]
         self._aotpack_groups = [_Group(group) for group in described.groups]
-        self._aotpack_updates: dict[torch.Tensor, tuple[str, Update]] = {}
-        self._aotpack_bound: dict[torch.Tensor, Bound] = {}
+        self._aotpack_update_of: dict[torch.Tensor, tuple[str, Update]] = {}
         problems = [Problem(name, "is no number of this optimizer") for name in given if not self._has(name)]
-        for update, one in zip(updates, described.updates, strict=True):
-            for name in one.parameters:
+        for update in self._aotpack_updates:
+            for name in update.names:
                 parameter = parameters.get(name)
                 if not isinstance(parameter, torch.nn.Parameter) or type(parameter.data) is not torch.Tensor:
                     problems.append(Problem(name, "is no parameter of the module any more"))
                     continue
                 problems += (Problem(name, text) for text in update.problems(parameter))
-                self._aotpack_updates[parameter] = name, update
+                update.parameters.append(parameter)
+                self._aotpack_update_of[parameter] = name, update
         if problems:
             raise EditError("The bundle has no optimizer for these parameters or options.", problems[:_MOST], hint=self._known())
         groups = [
             {**group.options, **{k: v for k, v in given.items() if group.has(k)}, "params": [parameters[n] for n in group.names]}
             for group in self._aotpack_groups
         ]
+        self._aotpack_parameters = [[*group["params"]] for group in groups]
         self._aotpack_open = True
         super().__init__(groups, {name: value for name, value in groups[0].items() if name != "params"})
         self._aotpack_open = False
@@ -102,40 +105,51 @@ class LoadedOptimizer(Optimizer):
                 loss = closure()
         numbers = self._aotpack_check_options()
         problems: list[Problem] = []
-        given = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
-        for parameter in (p for parameters in given for p in parameters):
-            bound, gradient = self._aotpack_bound.get(parameter), parameter.grad
-            if bound is not None and bound.is_of(parameter, self.state[parameter]) and _is_like(gradient, parameter):
-                continue  # it was checked before
-            problems += self._aotpack_problems(parameter)
-            self._aotpack_bound.pop(parameter, None)
-        if not any(given):
+        work = [(update, *self._aotpack_rows(update, problems)) for update in self._aotpack_updates]
+        if not any(rows or unbound for _, rows, unbound in work):
             problems.append(Problem("", "no parameter has a gradient: call backward() before step()"))
         if problems:
             raise InputError("The optimizer cannot step.", problems[:_MOST])
-        for group, values, parameters in zip(self._aotpack_groups, numbers, given, strict=True):
-            tensors = group.tensors(values)
-            for parameter in parameters:
-                update, state = self._aotpack_updates[parameter][1], self.state[parameter]
-                first = not state
-                if first:
+        for update, rows, unbound in work:
+            group, values = self._aotpack_groups[update.group], numbers[update.group]
+            first: list[Row] = []
+            for i in unbound:
+                parameter = update.parameters[i]
+                state = self.state[parameter]
+                begins = not state
+                if begins:
                     state.update(update.new_state(parameter, values))
-                current = group.tensors({**values, **group.first}) if first and group.first else tensors
-                bound = self._aotpack_bound.get(parameter)
-                if bound is None:
-                    bound = update.bound(parameter, state)
-                    if not update.integers:
-                        self._aotpack_bound[parameter] = bound
-                update(parameter, parameter.grad, state, [current[path] for path in update.numbers], bound)
+                row = update.rows[i] = update.row(parameter, state)
+                (first if begins and group.first else rows).append(row)
+            if first:
+                tensors = {**group.tensors(values), **group.first}
+                update.run(first, [tensors[path] for path in update.numbers])
+            if rows:
+                tensors = group.tensors(values)
+                update.run(rows, [tensors[path] for path in update.numbers])
         return loss
+
+    def _aotpack_rows(self, update: Update, problems: list[Problem]) -> tuple[list[Row], list[int]]:
+        """The rows of parameters that have a gradient, and the indices of those that have none yet. Adds to ``problems``."""
+        rows: list[Row] = []
+        unbound: list[int] = []
+        for i, (parameter, row) in enumerate(zip(update.parameters, update.rows, strict=True)):
+            if parameter.grad is None:
+                continue
+            if row is not None and row.fits(self.state[parameter]):
+                rows.append(row)
+            else:
+                problems += self._aotpack_problems(parameter)
+                unbound.append(i)
+        return rows, unbound
 
     def _aotpack_problems(self, parameter: torch.Tensor) -> Iterator[Problem]:
         """What does not fit of a parameter, its gradient and its state."""
-        name, update = self._aotpack_updates[parameter]
+        name, update = self._aotpack_update_of[parameter]
         yield from (Problem(name, text) for text in update.problems(parameter))
         gradient, state = parameter.grad, self.state.get(parameter)
         assert gradient is not None
-        if not _is_like(gradient, parameter):
+        if not is_like(gradient, parameter):
             kind = "sparse " if gradient.layout is not torch.strided else ""
             yield Problem(f"{name}.grad", f"is a {kind}{gradient.dtype}{list(gradient.shape)} on {gradient.device}")
         if state:
@@ -151,6 +165,9 @@ class LoadedOptimizer(Optimizer):
             raise EditError(
                 f"The optimizer has {len(self._aotpack_groups)} groups in the bundle, and now {len(self.param_groups)}."
             )
+        for i, (held, group) in enumerate(zip(self._aotpack_parameters, self.param_groups, strict=True)):
+            if len(held) != len(group["params"]) or not all(map(operator.is_, held, group["params"])):
+                raise EditError(f"The parameters of param_groups[{i}] have changed: the step is compiled for those of the build.")
         problems: list[Problem] = []
         found = [
             built.numbers(group, f"param_groups[{i}]", problems)
@@ -169,7 +186,7 @@ class LoadedOptimizer(Optimizer):
         before = dict(self.state), [dict(group) for group in self.param_groups]
         try:
             _unmarked(Optimizer.load_state_dict)(self, state_dict)
-            problems = [Problem(self._aotpack_updates[p][0], text) for p in self.state for text in self._aotpack_fitted(p)]
+            problems = [Problem(self._aotpack_update_of[p][0], text) for p in self.state for text in self._aotpack_fitted(p)]
             if problems:
                 raise StateError("The state is of another optimizer.", problems[:_MOST])
             self._aotpack_check_options()
@@ -183,9 +200,9 @@ class LoadedOptimizer(Optimizer):
 
     def _aotpack_fitted(self, parameter: torch.Tensor) -> Iterator[str]:
         """Give a state that was read the strides of its parameter. Yields what else does not fit."""
-        update, state = self._aotpack_updates[parameter][1], self.state[parameter]
+        update, state = self._aotpack_update_of[parameter][1], self.state[parameter]
         # torch writes None for some that it does not use.
-        kept = {name: value for name, value in state.items() if value is not None}
+        kept = update.in_order({name: value for name, value in state.items() if value is not None})
         self.state[parameter] = {name: update.laid_out(name, value, parameter) for name, value in kept.items()}
         if kept:
             yield from update.state_problems(parameter, self.state[parameter])
@@ -197,24 +214,13 @@ class LoadedOptimizer(Optimizer):
         )
 
 
-def _is_like(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Whether a gradient is a plain tensor of the parameter's sizes and type."""
-    return (
-        type(gradient) is torch.Tensor
-        and gradient.layout is torch.strided
-        and gradient.shape == parameter.shape
-        and gradient.dtype is parameter.dtype
-        and gradient.device == parameter.device
-    )
-
-
 class _Group:
     """A group of the bundle: its names, its options as Python's values, and which of them are numbers."""
 
     def __init__(self, described: schema.OptimizerGroup) -> None:
         self.names, self.conditions = described.parameters, described.numbers
         self.options = {name: _value(data) for name, data in described.options.items()}
-        self.first = {path: float(number.value) for path, number in described.first.items()}
+        self.first = {path: _number(float(number.value)) for path, number in described.first.items()}
         self._last: tuple[dict[str, float], dict[str, torch.Tensor]] = {}, {}
 
     def has(self, option: str) -> bool:
@@ -253,8 +259,12 @@ class _Group:
     def tensors(self, numbers: dict[str, float]) -> dict[str, torch.Tensor]:
         """The numbers as the graphs take them."""
         if self._last[0] != numbers:
-            self._last = numbers, {path: torch.tensor(value, dtype=torch.float64) for path, value in numbers.items()}
+            self._last = numbers, {path: _number(value) for path, value in numbers.items()}
         return self._last[1]
+
+
+def _number(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float64)
 
 
 def _range(number: schema.OptimizerNumber) -> str:

@@ -1,4 +1,7 @@
-"""Runs the update of one parameter: the method of a bundle that computes a step of an optimizer."""
+"""Runs the updates of parameters: the methods of a bundle that compute a step of an optimizer.
+
+``csrc/`` has twins of functions here.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..devices.aoti import AotiExecutable
 from ..devices.base import Executable
+from ..devices.call_library import CallLibrary, NativeUpdate, Row
 from ..errors import CorruptBundleError
 from ..format import schema
 from ..format.optimizers import arguments_of
@@ -19,20 +24,7 @@ class OpenedUpdate(NamedTuple):
     method: schema.Method
     executable: Executable
     constants: Mapping[str, torch.Tensor]
-
-
-class Bound(NamedTuple):
-    """A parameter and its state as code takes them, for as long as they are the same memory."""
-
-    addresses: list[int]
-    shape: torch.Size
-    dtype: torch.dtype
-    tensors: list[torch.Tensor]
-
-    def is_of(self, parameter: torch.Tensor, state: Mapping[str, Any]) -> bool:
-        """Whether a parameter and its state have not been replaced."""
-        same = self.shape == parameter.shape and self.dtype is parameter.dtype
-        return same and self.addresses == addresses(parameter, state)
+    library: CallLibrary | None
 
 
 OpenUpdate = Callable[[str], OpenedUpdate]
@@ -40,7 +32,7 @@ OpenUpdate = Callable[[str], OpenedUpdate]
 
 
 class Update:
-    """The update of the parameters of one kind.
+    """The update of the parameters of one kind in one group.
 
     Args:
         described: what the program says about it.
@@ -49,6 +41,9 @@ class Update:
 
     def __init__(self, described: schema.OptimizerUpdate, opened: OpenedUpdate) -> None:
         method = opened.method
+        self.names, self.group = described.parameters, described.group
+        self.parameters: list[torch.nn.Parameter] = []
+        self.rows: list[Row | None] = [None] * len(self.names)
         parameter, _, self._state, numbers = arguments_of(method)
         self.flat, self.integers, self._initial = described.flat, described.integers, described.initial
         self.dtype: torch.dtype = getattr(torch, parameter.dtype)
@@ -56,14 +51,23 @@ class Update:
         self._shape, self._stride = (torch.Size(), ()) if described.flat else _geometry(parameter)
         self._expected = {name: (self._is_like(leaf), getattr(torch, leaf.dtype)) for name, leaf in self._state.items()}
         self._sizes = {name: _geometry(leaf) for name, leaf in self._state.items() if not self._is_like(leaf)}
-        self._like = [True, True, *(like for like, _ in self._expected.values())]
+        self._alike = [True, *(like for like, _ in self._expected.values())]
         self._run = opened.executable
         taken = [primal for primal in method.primals if isinstance(primal, (schema.InputPrimal, schema.ConstantPrimal))]
         constants = [primal.name for primal in taken if isinstance(primal, schema.ConstantPrimal)]
         self._constants = [opened.constants[name] for name in constants]
         count = len(method.leaves)
         self._inputs = [p.leaf if isinstance(p, schema.InputPrimal) else count + constants.index(p.name) for p in taken]
-        self._writes = [(mutation.primal, mutation.output) for mutation in method.mutations]
+        self._writes = [(self._inputs[mutation.primal], mutation.output) for mutation in method.mutations]
+        self._native = None if self.integers else self._natively(opened)
+
+    def _natively(self, opened: OpenedUpdate) -> NativeUpdate | None:
+        """The update in native code; None if Python makes it."""
+        code, library = opened.executable, opened.library
+        if library is None or not isinstance(code, AotiExecutable) or not code.returns_tensors:
+            return None
+        written = self._inputs, self._writes, self._alike, self.flat
+        return library.update(code.run, code.positions, code.fail, *written, self._constants)
 
     def problems(self, parameter: torch.Tensor) -> Iterator[str]:
         """Why the code cannot update a parameter."""
@@ -104,10 +108,15 @@ class Update:
     def new_state(self, parameter: torch.Tensor, numbers: Mapping[str, float]) -> dict[str, Any]:
         """The state of a parameter before its first step. ``numbers`` are the options of its group, by path."""
         state: dict[str, Any] = {}
-        for name, initial in self._initial.items():
+        for name in self._state:
+            initial = self._initial[name]
             value = numbers[initial] if isinstance(initial, str) else float(initial.value)
             state[name] = int(value) if name in self.integers else self._blank(name, parameter).fill_(value)
         return state
+
+    def in_order(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A state in the order of the method, then what the method does not have."""
+        return {**{name: state[name] for name in self._state if name in state}, **state}
 
     def laid_out(self, name: str, value: Any, parameter: torch.Tensor) -> Any:
         """A state with the strides that the code takes: itself, or a copy."""
@@ -122,37 +131,39 @@ class Update:
             return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
         return torch.empty_strided(*self._sizes[name], dtype=dtype, device=parameter.device)
 
-    def bound(self, parameter: torch.Tensor, state: Mapping[str, Any]) -> Bound:
-        """A parameter and its state, which fit, as the code takes them."""
-        held = [torch.tensor(state[name]) if name in self.integers else state[name] for name in self._state]
-        tensors = [parameter, *held]
+    def row(self, parameter: torch.Tensor, state: dict[str, Any]) -> Row:
+        """A parameter and its state, which fit, as :meth:`run` takes them."""
+        if self._native is not None:
+            return self._native.row([parameter, *(state[name] for name in self._state)])
+        held = [parameter, *(torch.tensor(state[name]) if name in self.integers else state[name] for name in self._state)]
         if self.flat:
-            like = self._like[1:]
-            tensors = [x.as_strided((parameter.numel(),), (1,)) if flat else x for x, flat in zip(tensors, like, strict=True)]
-        return Bound(addresses(parameter, state), parameter.shape, parameter.dtype, tensors)
+            alike = zip(held, self._alike, strict=True)
+            held = [x.as_strided((parameter.numel(),), (1,)) if flat else x for x, flat in alike]
+        return PythonRow(parameter, state, held)
 
-    def __call__(
-        self,
-        parameter: torch.Tensor,
-        gradient: torch.Tensor,
-        state: dict[str, Any],
-        numbers: Sequence[torch.Tensor],
-        bound: Bound,
-    ) -> None:
-        """Update a parameter and its state in place.
+    def run(self, rows: Sequence[Any], numbers: Sequence[torch.Tensor]) -> None:
+        """Update parameters and their state in place. ``numbers`` are in the order of ``self.numbers``.
 
-        ``gradient`` has the parameter's sizes, and may have other strides. ``numbers`` are in the order of ``self.numbers``.
+        Twin: csrc/update.cpp, Update.
         """
+        if self._native is not None:
+            self._native.run(rows, numbers)
+            return
+        for row in rows:
+            self._one(row, numbers)
+
+    def _one(self, row: PythonRow, numbers: Sequence[torch.Tensor]) -> None:
+        parameter, gradient = row.parameter, row.parameter.grad
+        assert gradient is not None
         if gradient.stride() != parameter.stride() and not (gradient.is_contiguous() and parameter.is_contiguous()):
             gradient = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
         if self.flat:
             gradient = gradient.as_strided((gradient.numel(),), (1,))
-        first, *held = bound.tensors
+        first, *held = row.taken
         leaves = [first, gradient, *held, *numbers, *self._constants]
-        arguments = [leaves[leaf] for leaf in self._inputs]
-        outputs = self._run(arguments.copy())
-        for primal, output in self._writes:
-            target, value = arguments[primal], outputs[output]
+        outputs = self._run([leaves[leaf] for leaf in self._inputs])
+        for leaf, output in self._writes:
+            target, value = leaves[leaf], outputs[output]
             if value.shape != target.shape or value.dtype != target.dtype:
                 found = f"{value.dtype}{list(value.shape)}"
                 raise CorruptBundleError(f"A step returns {found} for {target.dtype}{list(target.shape)}.")
@@ -161,12 +172,40 @@ class Update:
         torch.autograd.graph.increment_version(parameter)
         for name, value in zip(self._state, held, strict=True):
             if name in self.integers:
-                state[name] = int(value)
+                row.state[name] = int(value)
 
 
-def addresses(parameter: torch.Tensor, state: Mapping[str, Any]) -> list[int]:
-    """Where a parameter and its state are in memory. Integers have their value."""
-    return [parameter.data_ptr(), *(x.data_ptr() if isinstance(x, torch.Tensor) else x for x in state.values())]
+class PythonRow:
+    """A parameter and its state, as the graph takes them."""
+
+    def __init__(self, parameter: torch.Tensor, state: dict[str, Any], taken: list[torch.Tensor]) -> None:
+        self.parameter, self.state, self.taken = parameter, state, taken
+        self._held, self._place = [*state.values()], _place(parameter, state)
+
+    def fits(self, state: Mapping[str, Any]) -> bool:
+        """Whether nothing has taken the place of the state, and the parameter has a gradient that fits.
+
+        Twin: csrc/python.cpp, row_fits.
+        """
+        same = len(state) == len(self._held) and all(x is y for x, y in zip(state.values(), self._held, strict=True))
+        return same and _place(self.parameter, state) == self._place and is_like(self.parameter.grad, self.parameter)
+
+
+def _place(parameter: torch.Tensor, state: Mapping[str, Any]) -> list[Any]:
+    """Where a parameter and its state are in memory."""
+    tensors = [parameter, *(x for x in state.values() if isinstance(x, torch.Tensor))]
+    return [(x.data_ptr(), x.shape, x.stride()) for x in tensors]
+
+
+def is_like(gradient: torch.Tensor | None, parameter: torch.Tensor) -> bool:
+    """Whether a gradient is a plain tensor of the parameter's sizes and type."""
+    return (
+        type(gradient) is torch.Tensor
+        and gradient.layout is torch.strided
+        and gradient.shape == parameter.shape
+        and gradient.dtype is parameter.dtype
+        and gradient.device == parameter.device
+    )
 
 
 def _geometry(leaf: schema.TensorLeaf) -> tuple[torch.Size, tuple[int, ...]]:
