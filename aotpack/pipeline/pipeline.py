@@ -28,7 +28,7 @@ from .. import __version__
 from .._torch.api.argument_records import open_dataclasses
 from .._torch.api.building import one_build
 from .._torch.api.compiling_flags import flags_of_this_thread
-from .._torch.api.fake_tensors import free_sizes
+from .._torch.api.fake_tensors import free_sizes, made_outside_modes
 from .._torch.api.gpus import without_gpus
 from .._torch.api.recurrent import own_gru
 from .._torch.api.shape_env import recorded_guards
@@ -204,6 +204,7 @@ def _traceable(run: Run, example: Example, options: Options) -> Iterator[Example
         open_dataclasses((args, kwargs)),
         warmed as model,
         free_sizes(),
+        made_outside_modes(),
         recorded_guards(),
         _sizes_fixed(),
         own_gru(),

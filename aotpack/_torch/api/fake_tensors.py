@@ -11,7 +11,7 @@ import torch._dynamo
 import torch._inductor
 import torch._inductor.lowering
 from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental import _config as shapes_config
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
@@ -29,6 +29,8 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from aotpack_loader.runtime.memory import extent
+
+from .patching import replaced
 
 
 class Bounds(NamedTuple):
@@ -62,6 +64,17 @@ def free_sizes() -> Iterator[None]:
     """
     with shapes_config.patch(backed_size_oblivious=True, use_duck_shape=False):  # type: ignore[attr-defined]
         yield
+
+
+def made_outside_modes() -> contextlib.AbstractContextManager[None]:
+    """Make fake tensors of real ones outside of function modes, each of which would see all attributes that are read."""
+
+    def from_real_tensor(converter: FakeTensorConverter, *args: Any, **kwargs: Any) -> FakeTensor:
+        with torch._C.DisableTorchFunction():
+            return original(converter, *args, **kwargs)
+
+    original = FakeTensorConverter.from_real_tensor
+    return replaced("fake-tensors-outside-modes", FakeTensorConverter, "from_real_tensor", from_real_tensor)
 
 
 @contextlib.contextmanager

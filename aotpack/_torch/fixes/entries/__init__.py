@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..register import Fix
-from . import decomposition, inductor, tracing
-from .hooks import HOOKS as HOOKS
+from ..register import Fix, Hook
+from . import decomposition, hooks, hooks_inductor, inductor, tracing
 
 FIXES: tuple[Fix, ...] = (*tracing.FIXES, *decomposition.FIXES, *inductor.FIXES)
+
+HOOKS: tuple[Hook, ...] = (*hooks.HOOKS, *hooks_inductor.HOOKS)
