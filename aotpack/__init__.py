@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from aotpack_loader import LoadedProgram as LoadedProgram
     from aotpack_loader import load as load
 
-    from .pipeline.pipeline import BuildReport as BuildReport
-    from .pipeline.pipeline import Observer as Observer
     from .pipeline.pipeline import build as build
     from .pipeline.pipeline import compile_bundle as compile_bundle
+    from .pipeline.progress import BuildReport as BuildReport
+    from .pipeline.progress import Observer as Observer
+    from .pipeline.progress import Silent as Silent
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "LayoutWarning",
     "LoadedProgram",
     "Observer",
+    "Silent",
     "build",
     "compile_bundle",
     "load",
@@ -43,10 +45,11 @@ _HOME = {
     "BackendWarning": "aotpack_loader",
     "LayoutWarning": "aotpack_loader",
     "LoadedProgram": "aotpack_loader",
-    "build": "aotpack.pipeline.pipeline",
-    "compile_bundle": "aotpack.pipeline.pipeline",
-    "BuildReport": "aotpack.pipeline.pipeline",
-    "Observer": "aotpack.pipeline.pipeline",
+    "build": "aotpack.tools.builds",
+    "compile_bundle": "aotpack.tools.builds",
+    "BuildReport": "aotpack.pipeline.progress",
+    "Observer": "aotpack.pipeline.progress",
+    "Silent": "aotpack.pipeline.progress",
 }
 
 

@@ -134,7 +134,7 @@ def test_another_compiler_is_named(
     tiny_bundle: Path, tmp_path: Path, seen: Mapping[str, Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The program keeps who wrote it; a target says who compiled it where that is another."""
-    monkeypatch.setattr(aotpack.pipeline.pipeline, "__version__", "9.9")
+    monkeypatch.setattr("aotpack.pipeline.pipeline.__version__", "9.9")
     aotpack.compile_bundle(tiny_bundle, ["seen:a"], out=tmp_path / "more.aotpack")
     with Bundle.open(tmp_path / "more.aotpack") as bundle:
         assert bundle.program.producer.aotpack == aotpack.__version__

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from rich.table import Table
 
+import aotpack
 import aotpack_loader
 from aotpack.tools.cli import main
-from aotpack.tools.cli.build_output import Progress
 from aotpack.tools.cli.console import _Console
 from aotpack.tools.cli.run import _losses
+from aotpack.tools.progress import Progress
 
 
 def shown(value: Any, *, terminal: bool, width: int = 100) -> list[str]:
@@ -42,8 +44,23 @@ def test_a_long_stage_shows_its_time_and_why(monkeypatch: pytest.MonkeyPatch) ->
     with progress.stage("compile", "cpu:x86-64-v3"):
         label = progress._status.status  # type: ignore[union-attr]
         assert "0 s" in str(label.__rich__())  # type: ignore[union-attr]
-        monkeypatch.setattr("aotpack.tools.cli.build_output._SLOW", -1.0)
+        monkeypatch.setattr("aotpack.tools.progress._SLOW", -1.0)
         assert "the first build on a machine" in str(label.__rich__())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_builds_in_python_show_their_stages_on_a_terminal(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    monkeypatch.setattr("sys.stderr", stream)
+    options: dict[str, Any] = {"targets": ("portable",), "methods": ("infer",)}
+    aotpack.build(torch.nn.ReLU(), (torch.ones(2),), out=tmp_path / "shown.aotpack", **options)
+    assert ("✓ capture" in stream.getvalue()) is terminal
+    stream.truncate(0)
+    aotpack.build(torch.nn.ReLU(), (torch.ones(2),), out=tmp_path / "silent.aotpack", observer=aotpack.Silent(), **options)
+    assert not stream.getvalue()
 
 
 def test_the_format_of_a_graph_needs_a_graph(portable_digits_bundle: Path) -> None:

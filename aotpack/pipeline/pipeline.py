@@ -151,7 +151,7 @@ def build(
         builder: who builds, as a URI, for the provenance.
         entry: the file that defines the model, for the provenance. The files of the model's own
             classes are found without it.
-        observer: is notified of progress.
+        observer: is notified of progress. By default, a terminal or a notebook shows it; ``Silent()`` shows none.
 
     Raises:
         UnsupportedTorchError: aotpack was not tested with this torch, or torch's private names
@@ -319,7 +319,7 @@ def compile_bundle(
             it is about another digest.
         sbom: as :func:`build` takes it.
         builder: as :func:`build` takes it.
-        observer: is notified of progress.
+        observer: is notified of progress. By default, a terminal or a notebook shows it; ``Silent()`` shows none.
 
     Raises:
         UnsupportedTorchError: as :func:`build`.

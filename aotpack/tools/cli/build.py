@@ -11,7 +11,6 @@ from aotpack.pipeline.options import Options
 
 from .build_output import (
     TARGETS_HELP,
-    Progress,
     build_option,
     directory_option,
     layout_of,
@@ -19,11 +18,12 @@ from .build_output import (
     optimizer_values,
     papers_options,
     print_report,
+    progress_shown,
     specialize_option,
     tune_option,
     untested_torch_option,
 )
-from .console import json_option, stderr, verbose_option
+from .console import json_option, verbose_option
 
 
 @click.command("build", short_help="Build a bundle from model.py.")
@@ -111,7 +111,7 @@ def command(
     The file defines `model` (a module, a factory or a function) and `example_inputs()`; optionally `dynamic_shapes`
     and `optimizer(model)`.
     """
-    progress = Progress(stderr(), verbose=verbose)
+    progress = progress_shown(verbose=verbose)
     with progress.stage("import"):
         import aotpack
         from aotpack.model.entry import check_file, directory_on_path, load_entry, split_spec

@@ -9,18 +9,18 @@ import click
 
 from .build_output import (
     TARGETS_HELP,
-    Progress,
     build_option,
     directory_option,
     layout_of,
     no_cache_option,
     papers_options,
     print_report,
+    progress_shown,
     specialize_option,
     tune_option,
     untested_torch_option,
 )
-from .console import json_option, stderr, trust_option, verbose_option
+from .console import json_option, trust_option, verbose_option
 from .importing import import_modules, import_option
 from .paths import BundlePath
 
@@ -61,7 +61,7 @@ def command(
 
     What is in BUNDLE stays as it is. If this user trusts it, the new bundle's native code is trusted as well.
     """
-    progress = Progress(stderr(), verbose=verbose)
+    progress = progress_shown(verbose=verbose)
     with progress.stage("import", " ".join(modules)):
         import aotpack
 
