@@ -218,6 +218,42 @@ def test_groups_schedulers_and_clipping(tmp_path: Path) -> None:
     assert len(loaded.aotpack.program.optimizers["optimizer"].updates) == 2
 
 
+def test_gradients_are_clipped_as_torch_does(tmp_path: Path) -> None:
+    model, loaded = built(tmp_path, of("SGD", lr=0.1))
+    eager, own = torch.optim.SGD(model.parameters(), lr=0.1), loaded.aotpack.optimizer(clip_grad_norm=0.5, clip_grad_value=0.1)
+    for limit in (0.5, 0.25, 1e6):
+        own.gradients.clip_grad_norm = limit
+        for module in (model, loaded):
+            module.zero_grad()
+            module(torch.ones(5, 4)).sum().backward()
+        torch.nn.utils.clip_grad_value_(model.parameters(), 0.1)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+        eager.step()
+        own.step()
+        for p, q in zip(model.parameters(), loaded.parameters(), strict=True):
+            torch.testing.assert_close((p, p.grad), (q, q.grad))
+
+
+def test_gradients_that_are_not_finite(tmp_path: Path) -> None:
+    _, loaded = built(tmp_path, of("AdamW", lr=0.1))
+    loaded(torch.ones(5, 4)).sum().backward()
+    before = loaded.scale.detach().clone()
+    loaded.scale.grad.fill_(float("nan"))
+    with pytest.raises(InputError, match=r"scale\.grad: has elements that are infinite or NaN"):
+        loaded.aotpack.optimizer(nonfinite="raise", clip_grad_norm=1.0).step()
+    skipping = loaded.aotpack.optimizer(nonfinite="skip")
+    skipping.step()
+    assert skipping.skipped == 1
+    assert not skipping.state
+    assert loaded.scale == before
+    loaded.scale.grad.fill_(1.0)
+    skipping.step()
+    assert skipping.skipped == 1
+    assert loaded.scale != before
+    with pytest.raises(InputError, match="clip_grad_norm: is -1"):
+        loaded.aotpack.optimizer(clip_grad_norm=-1)
+
+
 def test_half_precision_and_several_optimizers(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 3).bfloat16(), nn.Linear(3, 4))
     model.forward = lambda x: nn.Module.__call__(model[1], model[0](x.bfloat16()).float())  # type: ignore[method-assign]

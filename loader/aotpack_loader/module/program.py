@@ -18,6 +18,7 @@ from .submodules import Slots, add_modules, add_state, computed_state, modes_aft
 
 if TYPE_CHECKING:
     from ..format import schema
+    from ..optimizer.gradients import Nonfinite
     from ..optimizer.optimizer import LoadedOptimizer
     from ..optimizer.updates import OpenUpdate
     from ..runtime.call import MethodCall
@@ -65,18 +66,30 @@ class LoadInfo:
         """Note the module that was loaded."""
         self._module = weakref.ref(module)
 
-    def optimizer(self, name: str = "optimizer", **numbers: Any) -> LoadedOptimizer:
+    def optimizer(
+        self,
+        name: str = "optimizer",
+        *,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        nonfinite: Nonfinite | None = None,
+        **numbers: Any,
+    ) -> LoadedOptimizer:
         """An optimizer of the bundle over the module's parameters.
 
         Args:
             name: its name in the bundle. A bundle with one optimizer calls it ``optimizer``.
+            clip_grad_norm: before each step, scale the gradients so that the norm of all is at most this.
+            clip_grad_value: before that, limit the elements of the gradients to this magnitude.
+            nonfinite: raise an error at a step whose gradients are infinite or NaN, or skip it. By default nobody looks.
             numbers: values for all groups, in place of those of the build: ``lr=1e-3``.
 
         Raises:
             AotpackError: the bundle has no such optimizer.
             EditError: a parameter was replaced by one of another type or size, or an option is compiled in.
         """
-        from ..optimizer.optimizer import LoadedOptimizer  # a start does not need it
+        from ..optimizer.gradients import Gradients  # a start does not need them
+        from ..optimizer.optimizer import LoadedOptimizer
 
         described = self.program.optimizers.get(name)
         module = None if self._module is None else self._module()
@@ -86,7 +99,8 @@ class LoadInfo:
                 f"The bundle has no optimizer {name!r}." if known else "The bundle has no optimizer.",
                 hint=f"It has {known}." if known else "Build it with one: aotpack build model.py --optimizer adamw --lr 1e-3.",
             )
-        return LoadedOptimizer(described, self._updates, module._aotpack_state(), numbers)
+        gradients = Gradients(clip_grad_norm, clip_grad_value, nonfinite)
+        return LoadedOptimizer(described, self._updates, module._aotpack_state(), numbers, gradients)
 
     def __repr__(self) -> str:
         rejected = "".join(f"\n  not {name}: {reason}" for name, reason in self.rejected.items())

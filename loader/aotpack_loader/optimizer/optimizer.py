@@ -16,6 +16,7 @@ from torch.optim import Optimizer  # noqa: TID251 - what imports Dynamo is not c
 from ..devices.call_library import Row
 from ..errors import AotpackError, EditError, InputError, Problem, StateError
 from ..format import schema
+from .gradients import Gradients
 from .updates import OpenUpdate, Update, is_like
 
 KERNELS: Final = frozenset({"foreach", "fused", "capturable", "differentiable", "params", "initial_lr"})
@@ -43,7 +44,9 @@ class LoadedOptimizer(Optimizer):
         methods: OpenUpdate,
         parameters: Mapping[str, torch.nn.Parameter],
         given: Mapping[str, Any],
+        gradients: Gradients,
     ) -> None:
+        self.gradients, self.skipped = gradients, 0
         opened = {name: methods(name) for name in dict.fromkeys(update.method for update in described.updates)}
         self._aotpack_updates = [Update(update, opened[update.method]) for update in described.updates]
         self._aotpack_groups = [_Group(group) for group in described.groups]
@@ -110,6 +113,9 @@ class LoadedOptimizer(Optimizer):
             problems.append(Problem("", "no parameter has a gradient: call backward() before step()"))
         if problems:
             raise InputError("The optimizer cannot step.", problems[:_MOST])
+        if self.gradients.asked and not self.gradients.ready(self._aotpack_gradients()):
+            self.skipped += 1
+            return loss
         for update, rows, unbound in work:
             group, values = self._aotpack_groups[update.group], numbers[update.group]
             first: list[Row] = []
@@ -128,6 +134,13 @@ class LoadedOptimizer(Optimizer):
                 tensors = group.tensors(values)
                 update.run(rows, [tensors[path] for path in update.numbers])
         return loss
+
+    def _aotpack_gradients(self) -> dict[str, torch.Tensor]:
+        """The gradients that a step takes, by the names of their parameters."""
+        named = (
+            (name, p.grad) for update in self._aotpack_updates for name, p in zip(update.names, update.parameters, strict=True)
+        )
+        return {name: gradient for name, gradient in named if gradient is not None}
 
     def _aotpack_rows(self, update: Update, problems: list[Problem]) -> tuple[list[Row], list[int]]:
         """The rows of parameters that have a gradient, and the indices of those that have none yet. Adds to ``problems``."""
