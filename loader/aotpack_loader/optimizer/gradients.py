@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
 
@@ -31,7 +31,7 @@ class Gradients:
 
     def __init__(self, clip_grad_norm: float | None, clip_grad_value: float | None, nonfinite: Nonfinite | None) -> None:
         self.clip_grad_norm, self.clip_grad_value, self.nonfinite = clip_grad_norm, clip_grad_value, nonfinite
-        limits = {"clip_grad_norm": clip_grad_norm, "clip_grad_value": clip_grad_value}
+        limits: dict[str, Any] = {"clip_grad_norm": clip_grad_norm, "clip_grad_value": clip_grad_value}
         problems = [
             Problem(name, f"is {limit!r}, and no number of at least 0")
             for name, limit in limits.items()

@@ -137,9 +137,7 @@ class LoadedOptimizer(Optimizer):
 
     def _aotpack_gradients(self) -> dict[str, torch.Tensor]:
         """The gradients that a step takes, by the names of their parameters."""
-        named = (
-            (name, p.grad) for update in self._aotpack_updates for name, p in zip(update.names, update.parameters, strict=True)
-        )
+        named = ((name, parameter.grad) for parameter, (name, _) in self._aotpack_update_of.items())
         return {name: gradient for name, gradient in named if gradient is not None}
 
     def _aotpack_rows(self, update: Update, problems: list[Problem]) -> tuple[list[Row], list[int]]:
