@@ -195,6 +195,48 @@ def test_an_optimizer_of_the_users_own(tmp_path: Path) -> None:
     assert own.state[loaded.scale]["count"] == 7
 
 
+class AveragedAdamW(torch.optim.AdamW):
+    """The example of docs/guide/optimizers.md, but for its weight."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        begun = {p: p.clone() for p in parameters if "average" not in self.state[p]}
+        super().step(closure)
+        for p in parameters:
+            self.state[p].setdefault("average", begun.get(p)).lerp_(p, 0.25)
+
+
+class MasterSGD(torch.optim.Optimizer):
+    """Updates a copy in float32, which rounds to the parameter."""
+
+    def __init__(self, params: Any, lr: float = 1e-2) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                master = self.state[p].setdefault("master", p.to(torch.float32, copy=True))
+                master.sub_(p.grad.float(), alpha=group["lr"])
+                p.copy_(master)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [AveragedAdamW, MasterSGD])
+def test_state_that_begins_as_the_parameter(kind: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = Net().to(dtype)
+    out = tmp_path / "net.aotpack"
+    aotpack.build(
+        model, (torch.randn(5, 4, dtype=dtype),), out=out, targets=("portable",), methods=("train",),
+        optimizer=lambda model: kind(model.parameters()),
+    )  # fmt: skip
+    loaded = aotpack_loader.load(out)
+    eager, own = kind(model.parameters()), loaded.aotpack.optimizer()
+    steps([(model, eager), (loaded, own)], 7, skipped="norm.weight")
+    assert largest_difference(eager, own) == 0
+
+
 def two_groups(model: nn.Module) -> torch.optim.Optimizer:
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() < 2]

@@ -17,12 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from aotpack_loader.errors import Problem, UnsupportedError
+from aotpack_loader.format.optimizers import PARAMETER
 
 from .._torch.api.addresses import storage_address
 from .asked import AskedOptimizer, Group, step
 
 Initial = float | str
-"""What every element of a tensor is: a number, or the path of an option."""
+"""What every element of a tensor is: a number, or the path of an option. Or ``PARAMETER``."""
 
 _SMALL: Final = 3
 _UNLIKE: Final = 0.0123456789
@@ -99,18 +100,18 @@ def first_step(asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> 
 
     with _Created() as created:
         after, state = stepped(numbers, None)
-    initial = {name: _candidate(value, created.tensors, numbers) for name, value in state.items()}
+    initial = {name: _candidate(value, created.tensors, numbers, start) for name, value in state.items()}
     others = [{}, {"dampening": 0.0}] if "dampening" in numbers else [{}]
     for first in others:
-        before = {name: _filled(value, initial[name], numbers) for name, value in state.items()}
+        before = {name: _filled(value, initial[name], numbers, start) for name, value in state.items()}
         again, replayed = stepped({**numbers, **first}, before)
         if _same(again, after) and all(_same(replayed.get(name), value) for name, value in state.items()):
             integers = [name for name, value in state.items() if not isinstance(value, torch.Tensor)]
             return FirstStep({name: torch.as_tensor(value) for name, value in state.items()}, initial, integers, first)
     raise UnsupportedError(
         f"The first step of {type(asked.optimizer).__name__} cannot be in a bundle.",
-        [Problem(name, "holds other values before the first step than one number") for name in state],
-        hint="Create the state of a parameter with one value in all its elements (torch.zeros_like).",
+        [Problem(name, "holds other values before the first step than one number or the parameter") for name in state],
+        hint="Create the state of a parameter with one value in all its elements (torch.zeros_like), or as its copy.",
     )
 
 
@@ -152,11 +153,14 @@ class _Created(TorchDispatchMode):
             self._alive.append(tensor)
 
 
-def _candidate(value: Any, created: Mapping[int, torch.Tensor], numbers: Mapping[str, float]) -> Initial:
-    """What a state may have held before the step: what it was created with, if that is one number, and otherwise 0."""
+def _candidate(value: Any, created: Mapping[int, torch.Tensor], numbers: Mapping[str, float], parameter: torch.Tensor) -> Initial:
+    """What a state may have held before the step: what it was created with, if that is one number or the parameter, else 0."""
     if not isinstance(value, torch.Tensor):
         return float(value - 1)
-    elements = created[storage_address(value)].reshape(-1).unique()
+    begun = created[storage_address(value)]
+    if _same(begun, parameter.to(begun.dtype)):
+        return PARAMETER
+    elements = begun.reshape(-1).unique()
     if elements.numel() != 1 or elements.is_complex():
         return 0.0
     found = float(elements.item())
@@ -165,8 +169,10 @@ def _candidate(value: Any, created: Mapping[int, torch.Tensor], numbers: Mapping
     return next((path for path, number in numbers.items() if torch.tensor(number, dtype=value.dtype).item() == found), found)
 
 
-def _filled(value: Any, initial: Initial, numbers: Mapping[str, float]) -> Any:
+def _filled(value: Any, initial: Initial, numbers: Mapping[str, float], parameter: torch.Tensor) -> Any:
     """A state before the first step, of the type and sizes of ``value``."""
+    if initial == PARAMETER:
+        return parameter.to(value.dtype, copy=True)
     number = numbers[initial] if isinstance(initial, str) else initial
     return torch.full_like(value, number) if isinstance(value, torch.Tensor) else type(value)(number)
 

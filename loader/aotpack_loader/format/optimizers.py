@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ..errors import Problem
 from ..text import shown
 from . import schema
+
+PARAMETER: Final = "params"
+"""In ``initial``: the state begins as a copy of the parameter. No option has this name: it is a group's key of its parameters."""
 
 
 class Arguments(NamedTuple):
@@ -84,7 +87,11 @@ def _wrong(update: schema.OptimizerUpdate, method: schema.Method, group: schema.
         return "the numbers are float64, without dimensions, and those of the group"
     if update.initial.keys() != state.keys() or not set(update.integers) <= state.keys():
         return "initial and integers name its state"
-    if not {*(value for value in update.initial.values() if isinstance(value, str)), *group.first} <= numbers.keys():
+    copies = [name for name, value in update.initial.items() if value == PARAMETER]
+    if any(state[name].shape != parameter.shape or name in update.integers for name in copies):
+        return "a state that begins as its parameter has its sizes"
+    paths = {value for value in update.initial.values() if isinstance(value, str) and value != PARAMETER}
+    if not {*paths, *group.first} <= numbers.keys():
         return "initial and first name numbers of the group"
     if any((state[name].shape, state[name].dtype) != ([], "int64") for name in update.integers):
         return "integers are int64, without dimensions"

@@ -914,7 +914,7 @@ class OptimizerUpdate(Document, frozen=True):
     The arguments of the method are the parameter, its gradient, its state by name, and the numbers of
     the group by path, as tensors without dimensions. It writes to the parameter and its state. ``flat``:
     it takes the parameter, and tensors of its sizes, with all dimensions as one, in the order of memory.
-    ``initial`` is what the state holds before the first step: a number, or the path of an option.
+    ``initial`` is what the state holds before the first step: a number, the path of an option, or ``params``: the parameter.
     ``integers`` are the names of state that is an integer in Python.
     """
 

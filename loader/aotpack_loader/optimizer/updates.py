@@ -15,7 +15,7 @@ from ..devices.base import Executable
 from ..devices.call_library import CallLibrary, NativeUpdate, Row
 from ..errors import CorruptBundleError
 from ..format import schema
-from ..format.optimizers import arguments_of
+from ..format.optimizers import PARAMETER, arguments_of
 
 
 class OpenedUpdate(NamedTuple):
@@ -110,6 +110,9 @@ class Update:
         state: dict[str, Any] = {}
         for name in self._state:
             initial = self._initial[name]
+            if initial == PARAMETER:
+                state[name] = self._blank(name, parameter).copy_(parameter.detach())
+                continue
             value = numbers[initial] if isinstance(initial, str) else float(initial.value)
             state[name] = int(value) if name in self.integers else self._blank(name, parameter).fill_(value)
         return state
