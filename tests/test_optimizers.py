@@ -509,6 +509,26 @@ def test_what_the_command_refuses(words: tuple[str, ...], text: str, tmp_path: P
     assert text in " ".join(result.output.split()) + str(result.exception)
 
 
+def test_what_inspect_and_diff_say(tmp_path: Path) -> None:
+    built(tmp_path, of("AdamW", lr=0.25))
+    (tmp_path / "net.aotpack").rename(tmp_path / "first.aotpack")
+    built(tmp_path, of("AdamW", lr=0.5))
+    (tmp_path / "net.aotpack").rename(tmp_path / "second.aotpack")
+    built(tmp_path, of("SGD", lr=0.25))
+    inspected = CliRunner().invoke(main, ["inspect", str(tmp_path / "first.aotpack")]).output
+    assert "optimizer  AdamW" in inspected
+    assert "exp_avg float32, any size" in inspected
+    assert "can change: betas, eps, lr, weight_decay" in inspected.replace("\n", " ").replace("  ", " ")
+    page = tmp_path / "page.html"
+    assert CliRunner().invoke(main, ["inspect", str(tmp_path / "first.aotpack"), "--html", str(page)]).exit_code == 0
+    assert "can change: betas" in page.read_text()
+    diff = CliRunner().invoke(main, ["diff", str(tmp_path / "first.aotpack"), str(tmp_path / "second.aotpack")]).output
+    assert "group 0: lr is 0.5, before 0.25" in diff
+    other = CliRunner().invoke(main, ["diff", str(tmp_path / "first.aotpack"), str(tmp_path / "net.aotpack")]).output
+    assert "AdamW is now SGD" in other
+    assert "Checkpoints of the first bundle do not fit the second" in other
+
+
 def test_an_entry_with_a_wrong_optimizer(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
         ENTRY.replace("def optimizer(model):\n    return", "optimizer =").replace("model.parameters()", "model().parameters()")

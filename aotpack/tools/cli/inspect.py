@@ -29,6 +29,7 @@ from ..report.describe import (
     tensor_type,
     total_size,
 )
+from ..report.optimizers import optimizer_texts
 from ..report.signature import Row, argument_rows, mode_text, ranges, result_rows
 from ..report.text import visible
 from . import attached
@@ -153,12 +154,19 @@ def _plain(document: schema.Document | None) -> Any:
 def _show(console: Console, path: str, bundle: Bundle, *, verbose: bool) -> None:
     console.print(_overview(path, bundle))
     for name, method in bundle.program.methods.items():
+        if method.step:
+            continue
         console.print()
         console.print(Text.assemble((visible(name), "bold"), f"  serves {', '.join(map(mode_text, method.serves)) or 'nothing'}"))
         console.print(Padding(_inputs(method), (0, 0, 0, 2), expand=False))
         console.print(Padding(_outputs(bundle, method), (0, 0, 0, 2), expand=False))
         for line in _details(bundle, method):
             console.print(plain(f"  {line}"))
+    for optimizer in optimizer_texts(bundle.program):
+        console.print()
+        console.print(Text.assemble((visible(optimizer.name), "bold"), f"  {visible(optimizer.kind)}"))
+        for line in optimizer.groups + optimizer.updates:
+            console.print(Padding(plain(line), (0, 0, 0, 2), expand=False))
     if verbose and bundle.program.state:
         console.print()
         console.print(_state_table(bundle.program))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aotpack_loader.format import schema
 
-from . import calls
+from . import calls, optimizers
 from .describe import tensor_type
 from .graphs import operators, saved_bytes
 from .modules import ModuleChange, module_changes
@@ -71,7 +71,10 @@ def compare(first: Bundle, second: Bundle) -> Difference:
     return Difference(
         first.digest == second.digest,
         [Change(*found) for found in calls.changes(first, second)],
-        list(_state(first.program, second.program)),
+        [
+            *_state(first.program, second.program),
+            *(Change(*found) for found in optimizers.changes(first.program, second.program)),
+        ],
         list(_graphs(first, second)),
         list(_targets(first, second)),
         list(_producers(first.program, second.program)),
@@ -89,6 +92,7 @@ def _state(first: schema.Program, second: schema.Program) -> Iterator[Change]:
     for name, entry in old.items():
         if name in new:
             yield from (Change(name, text, breaks) for text, breaks in _entry(entry, new[name]))
+    yield from (Change(*found) for found in optimizers.changes(first, second))
 
 
 def _type(entry: schema.StateEntry) -> str:

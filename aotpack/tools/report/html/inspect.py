@@ -25,6 +25,7 @@ from ..effects import effects
 from ..graphs import element_size
 from ..memory import StepMemory, step_memory
 from ..operations import GraphView, Half, views
+from ..optimizers import optimizer_texts
 from ..readiness import readiness
 from ..signature import argument_rows, mode_text, ranges, result_rows
 from ..text import size_text
@@ -48,7 +49,8 @@ def inspect_page(bundle: Bundle, path: str, attachments: Sequence[Any] = ()) -> 
         path: what the user called it.
         attachments: rows with ``type``, ``size``, ``signer``, ``trusted`` and ``digest``.
     """
-    names = sorted(bundle.program.methods, key=lambda name: (name != "train", name))
+    calls = [name for name, method in bundle.program.methods.items() if not method.step]
+    names = sorted(calls, key=lambda name: (name != "train", name))
     graphs = {name: views(bundle, name) for name in names}
     memory = {name: step_memory(bundle, name, graphs[name]) for name in names}
     sections = [
@@ -60,6 +62,7 @@ def inspect_page(bundle: Bundle, path: str, attachments: Sequence[Any] = ()) -> 
             "How to call the model. Names and ranges are those of its author.",
         ),
         Section("state", "State", _state(bundle.program)),
+        *_optimizers(bundle.program),
         Section("graphs", "Graphs", _graphs(graphs), "Forward and backward by module. A click opens a module."),
         Section("memory", "Memory", _memory(bundle.program, memory, graphs)),
         Section(
@@ -89,6 +92,12 @@ def inspect_page(bundle: Bundle, path: str, attachments: Sequence[Any] = ()) -> 
             ["dagre", "d3-hierarchy", "uplot"],
         )
     )
+
+
+def _optimizers(program: schema.Program) -> list[Section]:
+    found = optimizer_texts(program)
+    text = "The step of an optimizer. Each update is compiled code for one parameter and its state."
+    return [Section("optimizers", "Optimizers", fragment("inspect/optimizers", optimizers=found), text)] if found else []
 
 
 def _class_name(program: schema.Program, module: schema.Module) -> str:
