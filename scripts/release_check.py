@@ -25,7 +25,10 @@ NATIVE_SOURCES = {
     },
     "aotpack_loader": {
         *(f"aotpack_loader/csrc/{name}.cpp" for name in ("autograd", "call", "document", "method", "python", "update")),
-        *(f"aotpack_loader/csrc/{name}.h" for name in ("autograd", "document", "graphs", "json", "method", "python_host", "update")),
+        *(
+            f"aotpack_loader/csrc/{name}.h"
+            for name in ("autograd", "document", "graphs", "json", "method", "python_host", "update")
+        ),
     },
 }
 LICENCES = {"aotpack": "Apache-2.0 AND MIT AND ISC", "aotpack_loader": "Apache-2.0"}

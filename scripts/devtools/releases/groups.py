@@ -33,7 +33,17 @@ class Group:
 _TABLE = ("tests/conformance/test_conformance.py",)
 _FRONT_ENDS = ("tests/conformance/test_front_ends.py",)
 _LOWERED = ("tests/torch_fixes/test_lowered.py", "tests/test_second_trace.py")
-_TOOLS = ("distributed", "lightning", "module_tools", "peft", "recipes", "records", "trainer", "transformers_models")
+_TOOLS = (
+    "distributed",
+    "lightning",
+    "module_tools",
+    "optimizers_in_tools",
+    "peft",
+    "recipes",
+    "records",
+    "trainer",
+    "transformers_models",
+)
 _FIXES = ("tests/torch_fixes/test_fixes.py",)
 
 
