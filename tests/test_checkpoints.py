@@ -463,7 +463,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         if mounted:
-            subprocess.run(["umount", str(folder)], check=True)
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(bundle: Path, small: Path) -> None:
