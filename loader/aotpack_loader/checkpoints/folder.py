@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import torch
 from msgspec.structs import replace
 
@@ -22,7 +23,7 @@ from ..archive.safetensors import header, stored_as
 from ..archive.temporaries import is_still_at, replace_directory, temporary_directory
 from ..archive.weights import MAX_HEADER_BYTES, StoredTensor, read_header
 from ..errors import AotpackError, CheckpointError, CorruptBundleError, Problem
-from ..format.codec import decode, encode
+from ..format.codec import decode
 from ..format.schema import DType
 from .document import CheckpointDocument, Plain, StoredFile, TensorEntry, decoded
 
@@ -93,7 +94,8 @@ def write_folder(
                 for i, shard in enumerate(shards(items, shard_bytes))
             ]
             with open(folder / DOCUMENT, "xb", buffering=0) as file:
-                _write(file.fileno(), memoryview(encode(replace(document, files=files))))
+                # Not sorted: dictionaries keep their order.
+                _write(file.fileno(), memoryview(msgspec.json.encode(replace(document, files=files))))
                 os.fsync(file.fileno())
             _sync(folder)
             replace_directory(folder, target)

@@ -52,12 +52,12 @@ def load(
         if optimizer is not None:
             optimizers = by_name(optimizer, "optimizer")
             problems += _unknown("optimizer", document.optimizers, optimizers)
-            for name in document.optimizers.keys() & optimizers.keys():
+            for name in filter(document.optimizers.__contains__, optimizers):
                 problems += _load_optimizer(name, document.optimizers[name], optimizers[name], named, opened, undo)
         if scheduler is not None:
             schedulers = by_name(scheduler, "scheduler")
             problems += _unknown("scheduler", document.schedulers, schedulers)
-            for name in document.schedulers.keys() & schedulers.keys():
+            for name in filter(document.schedulers.__contains__, schedulers):
                 problems += _load_scheduler(name, document.schedulers[name], schedulers[name], opened, undo)
         if problems:
             raise CheckpointError(f"The checkpoint {os.fspath(path)!r} does not fit.", problems)
