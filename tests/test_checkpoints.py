@@ -334,7 +334,11 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "strides with gaps": lambda c: rewrite(c / "checkpoint.json", '"stride":[12,1,6,3]', '"stride":[99,1,6,3]'),
     "state that is not there": lambda c: rewrite(c / "checkpoint.json", '"name":"optimizer.', '"name":"other.'),
     "a generator": lambda c: rewrite(c / "checkpoint.json", '"generator":"', '"generator":"AAAA'),
-    "Python's generator": lambda c: rewrite(c / "checkpoint.json", '"python_random":{"items":[3', '"python_random":{"items":[4'),
+    "Python's generator": lambda c: rewrite(
+        c / "checkpoint.json",
+        '"python_random":{"type":"items","kind":"tuple","items":[3',
+        '"python_random":{"type":"items","kind":"tuple","items":[4',
+    ),
 }
 
 

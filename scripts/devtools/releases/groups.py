@@ -133,7 +133,7 @@ GROUPS = (
         "commands",
         "builder",
         "Commands and their reports",
-        _files("bench cli diff inspect_page preflight profile provenance terminal viewers"),
+        _files("bench cli diff inspect_page preflight profile provenance terminal train_command viewers"),
         slow=True,
     ),
     Group("fixes", "fixes", "Cases of fixes below Inductor", _FIXES, code="portable"),
