@@ -242,10 +242,10 @@ class Train(Operation):
             optimizer.zero_grad()
             scheduler.step()
             step += 1
-            if step % self.EVERY == 0:
-                saving = model.aotpack.save_checkpoint(path, **objects, step=step, asynchronous=self._asynchronous)
-                if step == steps:
-                    saving.wait()
+            if step % self.EVERY == 0 and step < steps:
+                model.aotpack.save_checkpoint(path, **objects, step=step, asynchronous=self._asynchronous)
+        # Also where an earlier run was killed after its last save, and left a folder.
+        model.aotpack.save_checkpoint(path, **objects, step=step, asynchronous=self._asynchronous).wait()
 
     def check(self) -> None:
         path = self.folder / "run" / "checkpoint"
