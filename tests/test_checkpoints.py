@@ -333,6 +333,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "another name": lambda c: rewrite(c / "checkpoint.json", '"first.weight":{', '"first.weights":{'),
     "strides with gaps": lambda c: rewrite(c / "checkpoint.json", '"stride":[12,1,6,3]', '"stride":[99,1,6,3]'),
     "state that is not there": lambda c: rewrite(c / "checkpoint.json", '"name":"optimizer.', '"name":"other.'),
+    "a tie": lambda c: rewrite(c / "checkpoint.json", '"tied.weight":"first.weight"', '"tied.weight":"other.weight"'),
     "a generator": lambda c: rewrite(c / "checkpoint.json", '"generator":"', '"generator":"AAAA'),
     "Python's generator": lambda c: rewrite(
         c / "checkpoint.json",
@@ -372,6 +373,45 @@ def test_all_that_does_not_fit_is_listed(saved: tuple[Any, Path]) -> None:
     assert "norm.bias" in found["optimizer.param_groups[0]"]
     assert "tied.weight" not in found  # the same values, now in two tensors
     assert_same(everything(model, optimizer, scheduler), before)
+
+
+class Cell(nn.Module):
+    """A call assigns a tensor with a gradient to the buffer."""
+
+    mem: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("mem", torch.zeros(3, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mem = 0.9 * self.mem + self.linear(x)
+        return self.mem.square().mean()
+
+
+def test_buffers_that_calls_assign(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    path = tmp_path / "cell.aotpack"
+    aotpack.build(Cell(), (torch.randn(3, 4),), out=path, targets=("portable",), methods=("train",))
+    model, other = aotpack_loader.load(path), aotpack_loader.load(path)
+    x = torch.randn(3, 4)
+    model(x)
+    assert model.mem.requires_grad
+    model.aotpack.save_checkpoint(tmp_path / "c")
+    other.aotpack.load_checkpoint(tmp_path / "c")
+    assert torch.equal(other.mem, model.mem)
+    assert not other.mem.requires_grad
+    model.mem = model.mem.detach()
+    assert torch.equal(model(x), other(x))
+
+
+def test_too_much_plain_data(saved: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, path = saved
+    monkeypatch.setattr(folder, "MAX_DOCUMENT_BYTES", 1000)
+    with pytest.raises(CheckpointError, match="too much plain data"):
+        model.aotpack.save_checkpoint(path, extra={"text": "x" * 2000})
+    assert model.aotpack.load_checkpoint(path).step == 1
 
 
 def test_what_was_loaded_is_undone(saved: tuple[Any, Path]) -> None:

@@ -23,7 +23,7 @@ from ..archive.safetensors import header, stored_as
 from ..archive.temporaries import is_still_at, replace_directory, temporary_directory
 from ..archive.weights import MAX_HEADER_BYTES, StoredTensor, read_header
 from ..errors import AotpackError, CheckpointError, CorruptBundleError, Problem
-from ..format.codec import decode
+from ..format.codec import MAX_DOCUMENT_BYTES, decode, has_too_many_items
 from ..format.schema import DType
 from .document import CheckpointDocument, Plain, StoredFile, TensorEntry, decoded
 
@@ -84,7 +84,7 @@ def write_folder(
     """Write ``document`` and the tensors of ``model`` and ``values`` to ``target``, in place of an earlier checkpoint there.
 
     Raises:
-        CheckpointError: it cannot be written. What was at ``target`` is still there.
+        CheckpointError: it cannot be written, or is too large. What was at ``target`` is still there.
     """
     try:
         with temporary_directory(target.parent, mode=0o777) as folder:
@@ -93,9 +93,11 @@ def write_folder(
                 for group, items in tensors.items()
                 for i, shard in enumerate(shards(items, shard_bytes))
             ]
+            data = msgspec.json.encode(replace(document, files=files))  # not sorted: dictionaries keep their order
+            if len(data) > MAX_DOCUMENT_BYTES or has_too_many_items(data):
+                raise CheckpointError("The state has too much plain data for a checkpoint.", hint="Keep arrays as tensors.")
             with open(folder / DOCUMENT, "xb", buffering=0) as file:
-                # Not sorted: dictionaries keep their order.
-                _write(file.fileno(), memoryview(msgspec.json.encode(replace(document, files=files))))
+                _write(file.fileno(), memoryview(data))
                 os.fsync(file.fileno())
             _sync(folder)
             replace_directory(folder, target)
@@ -193,6 +195,8 @@ def read_folder(path: str | os.PathLike[str]) -> OpenedCheckpoint:
             if is_still_at(handle, Path(os.path.realpath(path))):
                 raise CheckpointError(f"{os.fspath(path)!r} is no whole checkpoint: it has no {error.filename}.") from error
             # else another process has replaced it meanwhile
+        except OSError as error:
+            raise CheckpointError(f"The checkpoint {os.fspath(path)!r} cannot be read: {error.strerror}.") from error
         except (CorruptBundleError, KeyError, ValueError) as error:
             problems = error.problems if isinstance(error, AotpackError) else [Problem("", str(error))]
             raise CheckpointError(f"The checkpoint {os.fspath(path)!r} is damaged.", problems) from error
@@ -206,6 +210,8 @@ def _read(folder: int) -> OpenedCheckpoint:
     for file in document.files:
         if len(maps[file.name]) != file.size or sha256(maps[file.name]) != file.digest:
             raise CorruptBundleError("", [Problem(file.name, "has other bytes than were written")])
+    if lost := [name for name, first in document.tied.items() if first not in document.model]:
+        raise CorruptBundleError("", [Problem(name, "is tied to a tensor that is not there") for name in lost])
     found = []
     for group, entries in (("model", document.model), ("values", document.values)):
         stored = {

@@ -116,7 +116,8 @@ def save(
     problems += encoder.problems
     problems += [Problem(name, f"is {_kind(t)}") for name, t in encoder.tensors.items() if not _is_plain(t)]
     if problems:
-        raise CheckpointError("The state cannot be stored in a checkpoint.", problems)
+        hint = "For sharded parameters use torch.distributed.checkpoint." if any("DTensor" in p.message for p in problems) else ""
+        raise CheckpointError("The state cannot be stored in a checkpoint.", problems, hint=hint)
     document = CheckpointDocument(
         version=1,
         bundle=digest,

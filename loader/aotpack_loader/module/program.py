@@ -162,6 +162,8 @@ class LoadInfo:
         """
         from ..checkpoints.loading import load
 
+        if self._saving is not None:
+            self._saving.wait()
         return load(self.digest, self._bound(), path, optimizer, scheduler, self.program.assigned, same_bundle)
 
     def _bound(self) -> LoadedProgram:
