@@ -53,6 +53,7 @@ _SECONDS = 10.0
     help="How the learning rate falls to 0.",
 )
 @click.option("--warmup", type=click.IntRange(min=0), default=0, metavar="STEPS", help="Steps over which it rises before.")
+@click.option("--clip-grad-norm", type=click.FloatRange(min=0), metavar="NORM", help="Scale gradients to at most this norm.")
 @click.option("--optimizer", default="", metavar="NAME", help="Which, if the bundle has several.")
 @click.option("--log-every", type=click.IntRange(min=1), default=1, show_default=True, metavar="STEPS")
 @click.option("--backend", metavar="TARGET", help="Run this target, not the best that fits.")

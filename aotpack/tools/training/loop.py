@@ -42,6 +42,7 @@ class Asked:
     lr: float | None = None
     schedule: Schedule = "constant"
     warmup: int = 0
+    clip_grad_norm: float | None = None
     optimizer: str = ""
     log_every: int = 1
 
@@ -118,8 +119,9 @@ class _Run:
             raise AotpackError("This bundle has no train method, so it cannot be trained.")
         self._asked, self._model = asked, model.train()
         self._call = call_as_built(model, "train")
-        numbers = {} if asked.lr is None else {"lr": asked.lr}
-        self._optimizer = model.aotpack.optimizer(_optimizer_name(asked.optimizer, model), **numbers)
+        numbers: dict[str, Any] = {} if asked.lr is None else {"lr": asked.lr}
+        name = _optimizer_name(asked.optimizer, model)
+        self._optimizer = model.aotpack.optimizer(name, clip_grad_norm=asked.clip_grad_norm, **numbers)
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._data: Data = opened(
             asked.data, method, batch_size=asked.batch_size, seed=asked.seed, steps_per_epoch=asked.steps_per_epoch
@@ -133,6 +135,7 @@ class _Run:
             "learning rates": [float(rate) for rate in self._rates],
             "schedule": asked.schedule,
             "warmup": asked.warmup,
+            "clip_grad_norm": asked.clip_grad_norm,
             **self._data.describe(),
             **({} if asked.schedule == "constant" else {"epochs": asked.epochs}),
         }
