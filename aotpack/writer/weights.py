@@ -7,10 +7,10 @@ their names.
 from __future__ import annotations
 
 import ctypes
-import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from aotpack_loader.archive.safetensors import header
 from aotpack_loader.archive.weights import CODES, INTEGERS, MAX_HEADER_BYTES
 from aotpack_loader.errors import BuildError
 from aotpack_loader.format.media_types import PADDING_PREFIX, WEIGHTS, WEIGHTS_ALIGNMENT
@@ -127,21 +127,11 @@ def _padded(items: Sequence[_Item]) -> Iterator[_Item]:
 
 
 def _header(items: Sequence[_Item]) -> bytes:
-    """Return length and JSON, padded with spaces so that the data after it is aligned."""
-    fields = {}
-    position = 0
-    for item in items:
-        fields[item.name] = {
-            "dtype": item.code,
-            "shape": item.shape,
-            "data_offsets": [position, position + item.size],
-        }
-        position += item.size
-    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-(8 + len(text)) % WEIGHTS_ALIGNMENT)
+    """Return length and JSON of a blob, after which the data is aligned."""
+    text = header((item.name, item.code, item.shape, item.size) for item in items)
     if len(text) > MAX_HEADER_BYTES:
         raise BuildError(f"The header of a weight blob takes {len(text)} bytes; the limit is {MAX_HEADER_BYTES}.")
-    return len(text).to_bytes(8, "little") + text
+    return text
 
 
 def _write_data(item: _Item, blob: BlobWriter) -> None:

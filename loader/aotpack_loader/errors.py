@@ -151,6 +151,13 @@ class StateError(AotpackError, RuntimeError):
     """A state dict does not fit the program: missing, unexpected or misshaped entries. Nothing was changed."""
 
 
+class CheckpointError(AotpackError, RuntimeError):
+    """A checkpoint cannot be written or read, is of another bundle, or does not fit.
+
+    Nothing was changed: neither an earlier checkpoint at the path, nor the model.
+    """
+
+
 class BranchError(AotpackError, RuntimeError):
     """A Python branch of the model goes another way than the bundle was built for. No argument or buffer was written to."""
 

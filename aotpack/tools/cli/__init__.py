@@ -15,7 +15,26 @@ import click
 
 from aotpack_loader.errors import AotpackError
 
-from . import bench, build, cache, compile, copy, diff, inspect, keygen, list, profile, pull, push, run, sign, trust, verify
+from . import (
+    bench,
+    build,
+    cache,
+    compile,
+    copy,
+    diff,
+    export_weights,
+    inspect,
+    keygen,
+    list,
+    profile,
+    pull,
+    push,
+    run,
+    sign,
+    train,
+    trust,
+    verify,
+)
 from .console import as_options, print_json, print_version, say, wants_json, wants_tracebacks
 
 
@@ -47,7 +66,11 @@ def main() -> None:
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # nothing here needs it
 
 
-for _module in (build, compile, inspect, diff, verify, run, bench, profile, push, pull, copy, list, cache, keygen, sign, trust):
+_MODULES = (
+    build, compile, inspect, diff, verify, run, train, export_weights, bench, profile,
+    push, pull, copy, list, cache, keygen, sign, trust,
+)  # fmt: skip
+for _module in _MODULES:
     main.add_command(_module.command)
 
 

@@ -49,6 +49,7 @@ class LoadedOptimizer(Optimizer):
         self.gradients, self.skipped = gradients, 0
         opened = {name: methods(name) for name in dict.fromkeys(update.method for update in described.updates)}
         self._aotpack_updates = [Update(update, opened[update.method]) for update in described.updates]
+        self._aotpack_kind = described.name
         self._aotpack_groups = [_Group(group) for group in described.groups]
         self._aotpack_update_of: dict[torch.Tensor, tuple[str, Update]] = {}
         problems = [Problem(name, "is no number of this optimizer") for name in given if not self._has(name)]

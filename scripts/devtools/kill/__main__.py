@@ -1,9 +1,10 @@
-"""``scripts/kill``: kills builds, pushes, pulls and loads at random points (SIGKILL).
+"""``scripts/kill``: kills builds, pushes, pulls, loads and training runs at random points (SIGKILL).
 
 A kill comes after a random time, or before a random operation that changes a file. After it nothing
 half-written may be taken for whole. Then the same operation runs again. It must succeed, and remove
-what the killed one left. The results count kills by operation. A run that was stopped goes on where
-the results file ends, unless ``--fresh`` is given.
+what the killed one left. A training run goes on, and must end with the bytes of one that was not
+killed. The results count kills by operation. A run that was stopped goes on where the results file
+ends, unless ``--fresh`` is given.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from ..machine import provenance
 from ..paths import ROOT
 from ..registry.bench import write_sparse
 from ..registry.server import serve
-from .operations import EXAMPLE, Build, Load, Operation, Pull, Push, model
+from .operations import EXAMPLE, Build, Load, Operation, Pull, Push, Train, model
 
 RESULTS = ROOT / "scripts" / "bench" / "results" / "kill.json"
-KINDS = ("build", "push", "pull", "load")
+KINDS = ("build", "push", "pull", "load", "train")
 GIGABYTES = 0.005
 """The size of the one blob of weights that is pushed and pulled: large enough to be sent in requests of its own."""
 SAVE_EVERY = 20
@@ -163,6 +164,7 @@ def operations(folder: Path, kinds: list[str]) -> Iterator[dict[str, Operation]]
             "push": lambda: Push(folder / "push", host, sparse),
             "pull": lambda: Pull(folder / "pull", ready, digest),
             "load": lambda: Load(folder / "load", [str(native), str(loads)]),
+            "train": lambda: Train(folder / "train"),
         }
         yield {kind: made[kind]() for kind in kinds}
 

@@ -202,6 +202,83 @@ class Load(Operation):
         return {name for name in self.left() if not hidden(name) and "/partial/" not in name}
 
 
+class Train(Operation):
+    """Trains to the end, from a checkpoint of an earlier run or from nothing. The checkpoints are written here or in a thread."""
+
+    STEPS, EVERY = 40, 4
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._bundle, self._asynchronous = folder.parent / "trained.aotpack", False
+        torch.manual_seed(0)
+        options: dict[str, Any] = {"targets": ("portable",), "methods": ["train"], "optimizer": _optimizer}
+        build(Noisy(), (torch.randn(8, 4),), out=self._bundle, **options)
+        self._half, self._whole = folder.parent / "half", folder.parent / "whole"
+        self._train(self._half, self.STEPS // 2)
+        self._train(self._whole, self.STEPS)
+
+    def prepare(self, draw: random.Random) -> None:
+        clear(self.folder)
+        self._asynchronous = draw.random() < 0.5
+        if draw.random() < 0.5:
+            shutil.copytree(self._half, self.folder / "run")
+
+    def run(self) -> None:
+        self._train(self.folder / "run", self.STEPS)
+
+    def _train(self, folder: Path, steps: int) -> None:
+        folder.mkdir(exist_ok=True)
+        path = folder / "checkpoint"
+        torch.manual_seed(0)
+        random.seed(0)
+        model = aotpack_loader.load(self._bundle)
+        optimizer = model.aotpack.optimizer()
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=self.STEPS + 1)
+        objects: dict[str, Any] = {"optimizer": optimizer, "scheduler": scheduler}
+        step = model.aotpack.load_checkpoint(path, **objects).step if path.exists() else 0
+        while step < steps:
+            model(torch.randn(8, 4) + random.random()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            step += 1
+            if step % self.EVERY == 0 and step < steps:
+                model.aotpack.save_checkpoint(path, **objects, step=step, asynchronous=self._asynchronous)
+        # Also where an earlier run was killed after its last save, and left a folder.
+        model.aotpack.save_checkpoint(path, **objects, step=step, asynchronous=self._asynchronous).wait()
+
+    def check(self) -> None:
+        path = self.folder / "run" / "checkpoint"
+        if not path.exists():
+            return
+        model = aotpack_loader.load(self._bundle)
+        step = model.aotpack.load_checkpoint(path).step
+        assert step % self.EVERY == 0
+        if step == self.STEPS:
+            whole = self._whole / "checkpoint"
+            assert names(path) == names(whole)
+            assert [name for name in names(path) if (path / name).read_bytes() != (whole / name).read_bytes()] == []
+
+    def expected(self) -> set[str]:
+        return {"run", "run/checkpoint"} | {f"run/checkpoint/{name}" for name in names(self._whole / "checkpoint")}
+
+
+class Noisy(torch.nn.Module):
+    """A model that draws numbers, and whose calls write to buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.dropout(self.norm(self.first(x)).relu(), 0.3)
+        return (self.last(y) - x).square().mean()
+
+
+def _optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
 def _built(path: Path, name: str, *, self_test: bool = False, directory: bool = False) -> Path:
     layout = "directory" if directory or (not path.suffix and path.name == "old") else "file"
     with torch.no_grad():  # one method, so that a build takes a fraction of a second

@@ -117,8 +117,8 @@ GROUPS = (
         "builder",
         "Builds: options, sizes, random numbers, recomputation, refusals",
         _files(
-            "assigned_state build branches capture gpus optimizers overlaps packed process_copy random recompute refusals"
-            " regional rolled_loops size_caches sizes_of_one threads unchanged"
+            "assigned_state build branches capture checkpoints gpus optimizers overlaps packed process_copy random recompute"
+            " refusals regional rolled_loops size_caches sizes_of_one threads unchanged"
         ),
         code="portable",
     ),
@@ -143,7 +143,7 @@ GROUPS = (
         "commands",
         "builder",
         "Commands and their reports",
-        _files("bench cli diff inspect_page preflight profile provenance terminal viewers"),
+        _files("bench cli diff inspect_page preflight profile provenance terminal train_command viewers"),
         slow=True,
     ),
     Group("fixes", "fixes", "Cases of fixes below Inductor", _FIXES, code="portable"),

@@ -1,0 +1,1 @@
+"""What ``aotpack train`` does: data, the loop, metrics; and weights as plain safetensors."""
