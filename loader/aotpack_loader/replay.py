@@ -215,9 +215,9 @@ def _random(path: str, shape: list[int], dtype: torch.dtype, generator: torch.Ge
 
 
 def _method(program: schema.Program) -> schema.Method:
-    """The method of the self-test: the one with a backward, if any."""
+    """The method of the self-test: of those that the module's own call serves, the one with a backward, if any."""
     methods = program.methods
-    return methods.get("train") or next(iter(methods.values()))
+    return methods.get("train") or next(method for method in methods.values() if method.serves and not method.function)
 
 
 def _classes(program: schema.Program, provided: Collection[type]) -> Mapping[str, type[torch.Tensor]]:

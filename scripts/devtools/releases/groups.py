@@ -117,7 +117,7 @@ GROUPS = (
         "builder",
         "Builds: options, sizes, random numbers, recomputation, refusals",
         _files(
-            "assigned_state build branches capture gpus optimizers overlaps packed process_copy random recompute refusals"
+            "assigned_state build branches capture gpus methods optimizers overlaps packed process_copy random recompute refusals"
             " regional rolled_loops size_caches sizes_of_one threads unchanged"
         ),
         code="portable",
