@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner
 from conftest import FreshProcess
 from torch import Tensor, nn
 
 import aotpack
 import aotpack_loader
+from aotpack.model.entry import load_entry
+from aotpack.tools.cli import main
 from aotpack_loader import LoadedProgram
-from aotpack_loader.errors import AotpackError, BuildError, CaptureError, InputError, ModeError
+from aotpack_loader.errors import AotpackError, BuildError, CaptureError, EntryError, InputError, ModeError
 
 BATCH = {0: torch.export.Dim("batch", min=2)}
 
@@ -178,6 +181,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 TRAIN = """
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner
 
 def train(generate, judge, of_generator, of_discriminator):
     numbers = torch.Generator().manual_seed(1)
@@ -290,3 +294,96 @@ def test_options_that_call_the_model_need_its_example(tmp_path: Path) -> None:
         build(tmp_path, {"forward": aotpack.Method("forward", (X,))}, (X,))
     with pytest.raises(BuildError, match=r"Only a torch\.nn\.Module has methods"):
         build(tmp_path, methods, (X,), model=lambda x: x)
+
+
+# ---------------------------------------------------------------- model.py and commands
+
+AGENT = """
+import torch
+from torch import nn
+
+class Agent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+        self.policy, self.value = nn.Linear(8, 2), nn.Linear(8, 1)
+
+    def act(self, observation):
+        return self.policy(self.body(observation)).softmax(-1)
+
+def evaluate(agent, observation, action):
+    features = agent.body(observation)
+    return agent.policy(features).log_softmax(-1).gather(-1, action), agent.value(features)
+
+model = Agent
+"""
+METHODS = """
+batch = torch.export.Dim("batch", min=2)
+methods = {"act": "act", "evaluate": evaluate}
+dynamic_shapes = {"act": {"observation": {0: batch}}, "evaluate": {"observation": {0: batch}, "action": {0: batch}}}
+
+def example_inputs():
+    observation = torch.randn(3, 4)
+    return {"act": (observation,), "evaluate": ((observation,), {"action": torch.zeros(3, 1, dtype=torch.int64)})}
+"""
+
+
+def command(*words: object) -> tuple[int, str]:
+    found = CliRunner().invoke(main, list(map(str, words)))
+    return found.exit_code, found.output
+
+
+def test_commands_know_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent whose rollout and training have the same weights in memory."""
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "model.py").write_text(AGENT + METHODS)
+    out = tmp_path / "agent.aotpack"
+    assert command("build", tmp_path / "model.py", "-o", out, "--target", "portable")[0] == 0
+    code, shown = command("inspect", out)
+    assert code == 0
+    assert "evaluate.train  of evaluate, serves train() with grad" in shown
+    code, shown = command("run", out, "--method", "evaluate")
+    assert code == 0, shown
+    assert "gradient" in shown
+    for words, message in ((("run", out), "no steps of the module itself"), (("run", out, "--method", "policy"), "'policy'")):
+        code, shown = command(*words)
+        assert code
+        assert message in shown
+        assert "It has the methods act, evaluate." in shown
+
+    loaded = aotpack_loader.load(out)
+    act, evaluate = loaded.aotpack.method("act"), loaded.aotpack.method("evaluate")
+    optimizer = torch.optim.SGD(loaded.parameters(), lr=0.1)
+    observation, before = torch.randn(6, 4), []
+    for _ in range(3):
+        loaded.eval()
+        with torch.no_grad():
+            chances = act(observation)
+        loaded.train()
+        before.append(chances[:, 1].mean().item())
+        log, value = evaluate(observation, action=torch.ones(6, 1, dtype=torch.int64))
+        (value.square().mean() - log.mean()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert before == sorted(before), "the rollout acts with the weights that were trained"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("methods = [1]", "`methods` is a list, not a dict of functions of the model"),
+        ("methods = {'act': 3}", "`methods` is a dict, not a dict of functions"),
+        ("def example_inputs(): return (torch.ones(3, 4),)", r"returned a tuple, and `methods` needs a dict"),
+        ("def example_inputs(): return {'act': (torch.ones(3, 4),)}", r"has no inputs of 'evaluate'"),
+        (
+            "def example_inputs(): return {'act': (), 'evaluate': (), 'see': ()}",
+            r"has inputs of 'see', which is not in `methods`",
+        ),
+        ("def example_inputs(): return {'act': torch.ones(3, 4), 'evaluate': ()}", r"has for 'act' a Tensor, not a tuple"),
+        ("dynamic_shapes = {'observation': {0: batch}}", r"`dynamic_shapes` has 'observation', and example_inputs\(\) does not"),
+    ],
+)
+def test_wrong_files_are_refused(lines: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(f"{AGENT}{METHODS}{lines}\n")
+    with pytest.raises(EntryError, match=message):
+        load_entry(str(tmp_path / "model.py"))

@@ -13,8 +13,9 @@ import torch
 from aotpack_loader.errors import AotpackError, BuildError, Problem
 
 from ..capture import MethodModule
+from ..model.method import FORWARD, Method
 from .context import BuildContext, Example, with_inputs
-from .options import FORWARD, Method, Options
+from .options import Options
 from .progress import Run
 
 

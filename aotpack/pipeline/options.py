@@ -6,12 +6,14 @@ The arguments of :func:`aotpack.build`, the command line and provenance follow t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 from aotpack_loader.errors import Problem
+
+from ..model.method import FORWARD, Method
 
 if TYPE_CHECKING:
     from aotpack_loader.format import schema
@@ -22,31 +24,6 @@ T = TypeVar("T")
 RandomMode = Literal["default", "eager"]
 FRONT_ENDS: Final = ("dynamo", "export", "trace")
 UNNAMED_BUILDER: Final = "https://aotpack.dev/builder/unnamed"
-
-
-FORWARD: Final = "forward"
-"""The name of the model's own call among methods."""
-
-
-@dataclass(frozen=True)
-class Method:
-    """A method of the model that is built beside its call, over the same parameters and buffers.
-
-    Args:
-        function: a function that takes the model before its other arguments, or the name of a method or a
-            submodule of the model.
-        args: example inputs, without the model.
-        kwargs: example inputs by name.
-        dynamic_shapes: the dynamic sizes, as :func:`aotpack.build` takes them.
-        modes: any of ``train``, ``infer``, ``eval``. The default is as for the model's own call.
-    """
-
-    function: Callable[..., Any] | str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    _: KW_ONLY
-    dynamic_shapes: Any = None
-    modes: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)

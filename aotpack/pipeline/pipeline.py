@@ -36,6 +36,7 @@ from .._torch.fixes.applying import apply_fixes, record_of_fixes
 from .._torch.fixes.gate import check_torch
 from ..capture.caches import emptied_caches
 from ..capture.dry_run.eager import warmed_up
+from ..model.method import Method
 from ..targets import Target
 from ..writer.bundle import BlobStore, TargetEntry
 from ..writer.cache import CompileCache
@@ -45,7 +46,7 @@ from . import classes, documents, finish, functions, reopen
 from .collector import gc_tuned_for_build
 from .context import BuildContext, Example
 from .materials import Material, materials_of
-from .options import FRONT_ENDS, UNNAMED_BUILDER, Method, Options, RandomMode
+from .options import FRONT_ENDS, UNNAMED_BUILDER, Options, RandomMode
 from .preflight import check_args, check_build, check_compile
 from .progress import BuildReport, Observer, Run
 from .provenance import COMPILE_TYPE, Papers
