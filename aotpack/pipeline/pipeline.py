@@ -106,8 +106,8 @@ def build(
         partitioner: ``"min-cut"`` or ``"default"``.
         memory_budget: the share of activation memory that may be saved for the backward, 0..1.
         methods: any of ``train``, ``infer``, ``eval``. The default is ``train`` and ``infer``. A
-            default ``infer`` that cannot be built is left out, with a warning. Or functions of the model beside
-            its call: ``{"encode": aotpack.Method(encode, (x,))}``, then ``loaded.aotpack.method("encode")``.
+            default ``infer`` that cannot be built is left out, with a warning. Or functions of the model by
+            name, ``{"encode": aotpack.Method(encode, (x,))}``, for ``loaded.aotpack.method("encode")``.
         front_ends: which front ends may trace the model, in order of preference: any of
             ``dynamo``, ``export``, ``trace``.
         rng: ``"eager"`` draws the same random numbers as eager under the same seed, on every
@@ -241,8 +241,7 @@ def _compiled(
         with run.stage("weights"):
             weights = writing.result()
     tested = _self_test(run, context, described[0][0], store) if self_test else None
-    name = name or type(context.model).__name__
-    programs = []
+    programs, name = [], name or type(context.model).__name__
     for one, (methods, _), (extra, stored_origins, entries) in zip(traced, described, compiled, strict=True):
         parts = documents.ProgramParts(methods, extra, weights, tested, stored_origins, one.optimizers)
         programs.append((documents.assemble(name, in_progress.producer, one.context, parts), entries))
