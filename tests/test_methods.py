@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,8 @@ def test_unknown_methods_are_refused(pair: tuple[Codec, LoadedProgram]) -> None:
     _, loaded = pair
     with pytest.raises(AotpackError, match=r"no method 'encoder'.\nIt has decode, encode, score."):
         loaded.aotpack.method("encoder")
+    with pytest.raises(AotpackError, match=r"no longer exists(.|\n)*Keep it"):
+        aotpack_loader.load(loaded.aotpack.path).aotpack.method("encode")
     assert repr(loaded.aotpack.method("encode")).endswith("codec.aotpack: encode.infer, encode.train>")
     assert "encode.train: calls by" in repr(loaded.aotpack)
 
@@ -282,6 +285,75 @@ def test_state_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
     other = nn.Linear(4, 3)
     with pytest.raises(AotpackError, match=r"methods\['embed'\](.|\n)*a parameter the model does not own|make it a parameter"):
         build(tmp_path, {"embed": aotpack.Method(lambda model, x: other(x), (X,))})
+
+
+def counting(model: Any, x: Tensor) -> Tensor:
+    model.count += 1
+    return model.layer(x) * model.count  # type: ignore[no-any-return]
+
+
+class Odd(nn.Module):
+    """Names that a build gives to attributes elsewhere, a layer with two names, and a value of Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model, self._function = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+        self.layer, self.count = self.model, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x) * self._function
+
+
+def test_python_state_is_refused_by_the_users_name(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"methods\['counting'\](.|\n)*  model\.count: read, and changed for the next call"):
+        build(tmp_path, {"counting": aotpack.Method(counting, (X,))}, model=Odd())
+
+
+@pytest.mark.parametrize("front_end", ["dynamo", "export", "trace"])
+def test_every_front_end_traces_methods(front_end: str, tmp_path: Path) -> None:
+    """Among them callables that are no functions, a bound method, and one that calls the model and writes to its argument."""
+
+    def scaled(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        x.mul_(2)
+        return x, model(x)
+
+    torch.manual_seed(0)
+    model, modes = Odd(), ("train",)
+    methods = {
+        "scaled": aotpack.Method(scaled, (X,), modes=modes),
+        "again": aotpack.Method(functools.partial(lambda model, x, times: model(x) * times, times=3), (X,), modes=modes),
+        "bound": aotpack.Method(model.forward, (X,), modes=modes),
+    }
+    build(tmp_path, methods, model=model, front_ends=(front_end,))
+    loaded = aotpack_loader.load(tmp_path / "refused.aotpack")
+    given, expected = X.clone(), model(X * 2)
+    same, result = loaded.aotpack.method("scaled")(given)
+    assert same is given
+    assert torch.equal(given, X * 2)
+    for found, original in ((result, expected), (loaded.aotpack.method("again")(X), model(X) * 3)):
+        found.sum().backward()
+        original.sum().backward()
+        assert torch.equal(found, original)
+    assert differing(model, loaded) == 0
+    assert torch.equal(loaded.aotpack.method("bound")(X), model(X))
+
+
+def test_second_derivatives_and_autocast(tmp_path: Path) -> None:
+    """A gradient penalty of one method, which is also built for calls under autocast."""
+    torch.manual_seed(0)
+    model, x = Codec(), torch.randn(5, 3, requires_grad=True)
+    methods = {"decode": aotpack.Method("decode", (x,), modes=("train",))}
+    report = build(tmp_path, methods, model=model, second_derivatives=True, autocast="none,bf16")
+    assert report.methods == ("decode.train", "decode.train.bf16")
+    loaded = aotpack_loader.load(tmp_path / "refused.aotpack")
+    decode = loaded.aotpack.method("decode")
+    penalties = []
+    for called in (decode, model.decode):
+        (gradient,) = torch.autograd.grad(called(x).square().sum(), x, create_graph=True)
+        penalties += torch.autograd.grad(gradient.square().sum(), x)
+    assert torch.equal(*penalties)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(decode(x), model.decode(x))
 
 
 def test_options_that_call_the_model_need_its_example(tmp_path: Path) -> None:

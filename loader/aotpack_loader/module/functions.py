@@ -52,8 +52,10 @@ def function_of(module: Any, name: str) -> LoadedFunction:
     Raises:
         AotpackError: there is no such function.
     """
-    functions = {} if module is None else module._aotpack_functions
-    if module is None or name not in functions:
+    if module is None:
+        raise AotpackError("The loaded module no longer exists.", hint="Keep it: model = aotpack_loader.load(...).")
+    functions = module._aotpack_functions
+    if name not in functions:
         known = ", ".join(functions)
         raise AotpackError(
             f"The bundle has no method {name!r}.",
