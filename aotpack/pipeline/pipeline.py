@@ -343,7 +343,7 @@ def compile_bundle(
         _sizes_fixed(),
         BlobStore(out) as store,
     ):
-        reopen.refuse_present(opened, chosen)
+        reopen.refuse_targets(opened, chosen)
         opened = reopen.program_for(opened, chosen)
         trusted = decide_trust(opened.digest, trust, opened)
         with run.stage("restore"):
