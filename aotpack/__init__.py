@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aotpack_loader import LoadedProgram as LoadedProgram
     from aotpack_loader import load as load
 
+    from .model.method import Method as Method
     from .pipeline.pipeline import build as build
     from .pipeline.pipeline import compile_bundle as compile_bundle
     from .pipeline.progress import BuildReport as BuildReport
@@ -32,6 +33,7 @@ __all__ = [
     "BuildReport",
     "LayoutWarning",
     "LoadedProgram",
+    "Method",
     "Observer",
     "Silent",
     "build",
@@ -45,6 +47,7 @@ _HOME = {
     "BackendWarning": "aotpack_loader",
     "LayoutWarning": "aotpack_loader",
     "LoadedProgram": "aotpack_loader",
+    "Method": "aotpack.model.method",
     "build": "aotpack.tools.builds",
     "compile_bundle": "aotpack.tools.builds",
     "BuildReport": "aotpack.pipeline.progress",

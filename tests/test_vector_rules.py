@@ -22,9 +22,8 @@ from aotpack_loader.devices.call_library import import_library
 from aotpack_loader.devices.portable import PortableExecutable, _names
 from aotpack_loader.errors import AotpackError, CorruptBundleError
 from aotpack_loader.format import codec, schema
-from aotpack_loader.module import assigned
+from aotpack_loader.module import assigned, program
 from aotpack_loader.module.program import LoadedProgram
-from aotpack_loader.opening import documents
 from aotpack_loader.runtime import call, containers
 from aotpack_loader.runtime.backward_inputs import Tangent
 from aotpack_loader.runtime.second import SecondDerivative
@@ -129,8 +128,8 @@ def missing_tangents_are_ones(patch: Patch) -> None:
 
 
 def first_mode_only(patch: Patch) -> None:
-    by_mode = documents.by_mode
-    patch.setattr(documents, "by_mode", lambda serves, calls: by_mode({name: modes[:1] for name, modes in serves.items()}, calls))
+    by_mode = program.by_mode
+    patch.setattr(program, "by_mode", lambda serves, calls: by_mode({name: modes[:1] for name, modes in serves.items()}, calls))
 
 
 def differentiates_changed(patch: Patch) -> None:

@@ -8,3 +8,4 @@ from .front_ends import as_traced as as_traced
 from .front_ends import capture as capture
 from .front_ends import depends_on_gradients as depends_on_gradients
 from .functions import FunctionModule as FunctionModule
+from .functions import MethodModule as MethodModule

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -13,6 +13,7 @@ from .._torch.api import fake_tensors
 from .._torch.api.module_attributes import recorded_modes
 from .._torch.tracing import fake_run
 from .dry_run import repeat
+from .functions import MethodModule
 
 
 def flags_read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, bool]:
@@ -20,26 +21,29 @@ def flags_read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
     For modules of torch, their code shows whether they read their mode. If there are other
     modules, the model runs on fake tensors, which shows what modes they read, their own and those
-    of modules of torch. If that run fails, every module's mode is assumed to be read.
+    of modules of torch. If that run fails, every module's mode is assumed to be read. A method of
+    the model calls few modules of torch, so that run also shows which.
     """
     below = {name: module for name, module in model.named_modules() if name}
     others = {id(module) for module in model.modules() if not _is_torch_module(module)}
     try:
-        read = _read_in_a_run(model, args, kwargs, others) if others else set()
+        recorded = _recorded_in_a_run(model, args, kwargs) if others else set()
     except Exception:  # it was traced, but fails on fake tensors
         return {name: module.training for name, module in below.items()}
+    read = {module for module, by_model in recorded if by_model or module in others}
+    called = {module for module, _ in recorded} if isinstance(model, MethodModule) else set(map(id, below.values()))
     return {
         name: module.training
         for name, module in below.items()
-        if id(module) in read or (_is_torch_module(module) and _reads(module))
+        if id(module) in read or (_is_torch_module(module) and id(module) in called and _reads(module))
     }
 
 
-def _read_in_a_run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], others: Set[int]) -> set[int]:
-    """Return the ids of modules whose mode the model's code reads, or whose own code does if they are among ``others``."""
+def _recorded_in_a_run(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[tuple[int, bool]]:
+    """Return the ids of modules whose mode is read, and whether the model's code reads it."""
     with repeat.unchanged(model), recorded_modes() as recorded:
         fake_run.run_on_fake_tensors(fake_tensors.fake_mode_with_shapes(), model, args, kwargs, strict=False)
-    return {module for module, by_model in recorded if by_model or module in others}
+    return recorded
 
 
 def _is_torch_module(module: nn.Module) -> bool:

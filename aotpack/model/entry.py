@@ -14,9 +14,9 @@ import inspect
 import linecache
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -26,8 +26,10 @@ import torch
 from aotpack_loader.errors import EntryError, Problem
 
 from .. import origin
+from .method import FORWARD, Method
 
 EXAMPLE_INPUTS_HINT = "Return a tuple of positional arguments, or (args, kwargs): `return (x,)` or `return (x,), {'labels': y}`."
+_BY_METHOD_HINT = "Return the inputs of each method: `return {'encode': (x,), 'forward': (x,)}`. The model's call is 'forward'."
 SEED = 0
 """torch's seed while the file runs.
 
@@ -39,15 +41,27 @@ The same file then gives the same weights, and so the same bundle.
 class Entry:
     """What a build needs to know about a model.
 
-    ``name`` is the class or function that the user wrote.
+    ``name`` is the class or function that the user wrote. With ``methods``, these have all example inputs and
+    sizes, those of the model's own call too, and ``args`` is None.
     """
 
     model: torch.nn.Module | Callable[..., Any]
-    args: tuple[Any, ...]
+    args: tuple[Any, ...] | None
     kwargs: dict[str, Any] = field(default_factory=dict)
     dynamic_shapes: dict[str, Any] | tuple[Any, ...] | list[Any] | None = None
     name: str = "model"
     optimizer: Any = None
+    methods: Mapping[str, Method] = field(default_factory=dict)
+
+    def methods_in(self, modes: Sequence[str] | None) -> Sequence[str] | Mapping[str, Method] | None:
+        """The argument ``methods`` of a build in these modes."""
+        return {name: replace(method, modes=modes) for name, method in self.methods.items()} or modes
+
+    @property
+    def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The example inputs of the model's own call; none if it has none."""
+        own = self.methods.get(FORWARD)
+        return (self.args or (), self.kwargs) if own is None else (own.args, dict(own.kwargs))
 
 
 def load_entry(spec: str) -> Entry:
@@ -62,10 +76,25 @@ def load_entry(spec: str) -> Entry:
         torch.manual_seed(SEED)
         source = _Source(path, _import_file(path))
         model = _resolve_model(source, factory)
-        args, kwargs = _resolve_inputs(source)
-        dynamic_shapes = _resolve_dynamic_shapes(source)
+        functions = _resolve_methods(source)
+        inputs = _resolve_inputs(source, functions)
+        shapes = _resolve_dynamic_shapes(source)
         optimizer = _resolve_optimizer(source)
-    return Entry(model, args, kwargs, dynamic_shapes, _name(model, path), optimizer)
+    if not functions:
+        args, kwargs = inputs[FORWARD]
+        return Entry(model, args, kwargs, shapes, _name(model, path), optimizer)
+    if unknown := [name for name in shapes or () if name not in inputs]:
+        raise EntryError(
+            f"`dynamic_shapes` has {unknown[0]!r}, and example_inputs() does not.",
+            source.at("dynamic_shapes"),
+            hint="In a file with methods, it has the sizes of each by name: {'encode': {'x': {0: torch.export.Dim('batch')}}}.",
+        )
+    sizes = dict(shapes or {})
+    methods = {
+        name: Method(functions.get(name, FORWARD), args, kwargs, dynamic_shapes=sizes.get(name))
+        for name, (args, kwargs) in inputs.items()
+    }
+    return Entry(model, None, name=_name(model, path), optimizer=optimizer, methods=methods)
 
 
 def split_spec(spec: str) -> tuple[Path, str]:
@@ -190,19 +219,52 @@ def _resolve_model(source: _Source, factory: str) -> torch.nn.Module | Callable[
     )
 
 
-def _resolve_inputs(source: _Source) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _resolve_methods(source: _Source) -> dict[str, Callable[..., Any] | str]:
+    """The functions of the model beside its call, by name. Empty: the file defines none."""
+    name = "methods"
+    found = getattr(source.module, name, None)
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not found or not all(callable(one) or isinstance(one, str) for one in found.values()):
+        raise EntryError(
+            f"`{name}` is {_a(found)}, not a dict of functions of the model.",
+            source.at(name),
+            hint="Write `methods = {'encode': encode}` with `def encode(model, x): ...`, or the name of a method of the model.",
+        )
+    return found
+
+
+def _resolve_inputs(
+    source: _Source, functions: Mapping[str, Callable[..., Any] | str]
+) -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The example inputs of the model's own call, and of the ``functions`` of a file that has some."""
     name = "example_inputs"
     found = _lookup(source, name, hint=f"Define `def {name}(): return (x,)`: a build traces the model on these inputs.")
     if not callable(found):
         raise EntryError(f"`{name}` is {_a(found)}, not a function.", source.at(name), hint=EXAMPLE_INPUTS_HINT)
     value = _call(source, found, name)
+    if not functions:
+        return {FORWARD: _inputs(source, value, f"{name}() returned")}
+    if not isinstance(value, dict):
+        raise EntryError(f"{name}() returned {_a(value)}, and `methods` needs a dict.", source.at(name), hint=_BY_METHOD_HINT)
+    known = {FORWARD, *functions}
+    problems = [f"has no inputs of {one!r}" for one in functions if one not in value]
+    problems += [f"has inputs of {one!r}, which is not in `methods`" for one in value if one not in known]
+    if problems:
+        raise EntryError(f"{name}() {problems[0]}.", source.at(name), hint=_BY_METHOD_HINT)
+    return {one: _inputs(source, inputs, f"{name}() has for {one!r}") for one, inputs in value.items()}
+
+
+def _inputs(source: _Source, value: Any, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments among which a user gave for one call. ``what`` begins an error."""
+    name = "example_inputs"
     if not isinstance(value, tuple):
-        raise EntryError(f"{name}() returned {_a(value)}, not a tuple.", source.at(name), hint=EXAMPLE_INPUTS_HINT)
+        raise EntryError(f"{what} {_a(value)}, not a tuple.", source.at(name), hint=EXAMPLE_INPUTS_HINT)
     if len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict):
         wrong = [key for key in value[1] if not isinstance(key, str)]
         if wrong:
             raise EntryError(
-                f"{name}() returned keyword arguments whose names are not strings: {wrong}.",
+                f"{what} keyword arguments whose names are not strings: {wrong}.",
                 source.at(name),
                 hint=EXAMPLE_INPUTS_HINT,
             )

@@ -74,7 +74,7 @@ def left_out(entries: Sequence[TargetEntry]) -> Checked:
 
 def check(
     in_progress: BundleInProgress,
-    context: BuildContext,
+    contexts: Mapping[str, BuildContext],
     traced: Sequence[TracedMethod],
     program: schema.Program,
     entries: Sequence[TargetEntry],
@@ -82,13 +82,15 @@ def check(
 ) -> Checked:
     """Compare every method of every target that can run here with the model.
 
+    ``contexts`` are what the methods were traced from, by their functions.
+
     Raises:
         WrongResultsError: one differs by more than rounding.
     """
     run = in_progress.run
     found = Checked()
     before = sum(stage.seconds for stage in run.stages)
-    if reason := _obstacle(context, traced):
+    if reason := _obstacle(contexts, traced):
         found.missing |= {entry.target.name: f"not made: {reason}" for entry in entries}
     else:
         parent = Path(in_progress.out).absolute().parent
@@ -96,7 +98,7 @@ def check(
             present = [*entries] if any(entry.target.name == PORTABLE for entry in entries) else [*entries, _PORTABLE]
             completed = [complete(entry, program, in_progress.producer) for entry in present]
             write_candidate(folder, in_progress.store, program, completed)
-            _Check(context, traced, program, [entry.target.name for entry in entries], folder, found, before).run()
+            _Check(contexts, traced, program, [entry.target.name for entry in entries], folder, found, before).run()
             checked = [entry.target.name for entry in entries if entry.target.name not in found.missing]
             check_optimizers.check(folder, checked, program, optimizers)
     for name, reason in found.missing.items():
@@ -106,12 +108,12 @@ def check(
     return found
 
 
-def _obstacle(context: BuildContext, traced: Sequence[TracedMethod]) -> str:
+def _obstacle(contexts: Mapping[str, BuildContext], traced: Sequence[TracedMethod]) -> str:
     """Why no method can be checked, or an empty string."""
-    state = state_of(context.module)
+    state, given = state_of(contexts[""].module), [(context.args, context.kwargs) for context in contexts.values()]
     if any(tensor.is_meta for tensor in with_parts(state).values()):
         return "the model's weights are on the device meta"
-    if _memory_of(pytree.tree_leaves((context.args, context.kwargs))) & _memory_of(state.values()):
+    if _memory_of(pytree.tree_leaves(given)) & _memory_of(state.values()):
         return "an argument of the example shares memory with the model's parameters or buffers"
     size = sum({id(x): x.numel() * x.element_size() for x in state.values()}.values())
     # Copies and gradients of the state, in eager and in the bundle, and what each saves.
@@ -146,7 +148,7 @@ class _Check:
 
     def __init__(
         self,
-        context: BuildContext,
+        contexts: Mapping[str, BuildContext],
         traced: Sequence[TracedMethod],
         program: schema.Program,
         targets: Sequence[str],
@@ -154,7 +156,7 @@ class _Check:
         found: Checked,
         before: float,
     ) -> None:
-        self._context, self._traced, self._program, self._folder = context, traced, program, folder
+        self._contexts, self._traced, self._program, self._folder = contexts, traced, program, folder
         self._targets, self._found = list(targets), found
         # Graphs for portable alone keep eager's own random operators.
         self._draws_as_eager = set(targets) == {PORTABLE}
@@ -163,20 +165,20 @@ class _Check:
 
     def run(self) -> None:
         start = time.perf_counter()
-        example = draws.with_values(Example(self._context.args, self._context.kwargs))
+        given = {name: draws.with_values(Example(context.args, context.kwargs)) for name, context in self._contexts.items()}
         methods = [method for method in self._traced if method.plan.role == "call"]
         for method in methods:
-            self._compare(method, example, "the example inputs")
+            self._compare(method, given[method.plan.function], "the example inputs")
         took = time.perf_counter() - start
         for method in methods:
-            for name, further in self._further(method, example):
+            for name, further in self._further(method, given[method.plan.function]):
                 if time.perf_counter() - start + took / len(methods) > _SHARE * self._before:
                     self._found.partly.append(f"the check compared no {name}, to take at most a tenth of the build's time")
                     return
                 self._compare(method, further, name)
 
     def _further(self, method: TracedMethod, example: Example) -> Iterator[tuple[str, Example]]:
-        if method.plan.autocast is not None or _is_half(self._context):
+        if method.plan.autocast is not None or _is_half(self._contexts[method.plan.function]):
             return  # extreme values move what is before a norm, or out of range, by more than any run of eager shows
         edges, equal = draws.of_edges(example), draws.of_equal_sizes(example, self._program.methods[method.plan.name])
         if edges is not None:
@@ -200,7 +202,7 @@ class _Check:
         call = Call(plan.grad, draws=True, again=method.second is not None)
         same = method.rng == "eager" or self._draws_as_eager
         graphs = [graph for graph in (method.convention.forward, method.convention.backward) if graph is not None]
-        eager = Eager(self._context.module, described, plan.training, call)
+        eager = Eager(self._contexts[plan.function].module, described, plan.training, call)
         reference = Reference(eager, example, same_numbers=same, may_draw=any(map(may_draw, graphs)))
         if reference.plain.error is not None and not is_example:
             return
@@ -241,7 +243,7 @@ class _Check:
             return None
 
     def _candidate(self, target: str, reference: Reference) -> _Candidate:
-        return _Candidate(self._folder, target, list(reference.plain.classes), state_of(self._context.module))
+        return _Candidate(self._folder, target, list(reference.plain.classes), state_of(self._contexts[""].module))
 
     def _not_made(self, targets: Sequence[str], method: str, reason: str) -> None:
         for target in targets:
@@ -326,8 +328,9 @@ class _Candidate:
         _, arguments, _ = example.copies({})
         if model.training != traced.plan.training:
             model.train(traced.plan.training)
+        called = model.aotpack.method(method.function) if method.function else model
         with torch.random.fork_rng(devices=[]), as_built(method):
-            seen = observe(call, arguments, model, lambda: state_of(model), once=True)
+            seen = observe(call, arguments, called, lambda: state_of(model), once=True)
         state = state_of(model)
         self._is_written = bool(seen.written & state.keys())
         if any(tensor is not before.get(path) for path, tensor in state.items()):

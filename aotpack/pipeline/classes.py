@@ -25,7 +25,7 @@ from ..capture import assigned_state
 from ..optimizer.asked import AskedOptimizer, resolve
 from ..targets import Target, by_graphs
 from ..writer.bundle import TargetEntry
-from . import advice, optimizers, traced_methods
+from . import advice, functions, optimizers, traced_methods
 from .asked import check_target
 from .context import BuildContext, Example, begin
 from .options import Options
@@ -33,20 +33,30 @@ from .progress import Run
 
 
 class Traced(NamedTuple):
-    """The methods of a model, traced for targets that are compiled from the same graphs."""
+    """The methods of a model, traced for targets that are compiled from the same graphs.
 
-    context: BuildContext
+    ``contexts`` are what they were traced from, by function: the model's own call has an empty name.
+    """
+
+    contexts: Mapping[str, BuildContext]
     methods: list[traced_methods.TracedMethod]
     targets: list[Target]
     asked: Mapping[str, AskedOptimizer]
     optimizers: Mapping[str, schema.Optimizer]
 
+    @property
+    def context(self) -> BuildContext:
+        """What the model's own call is traced from."""
+        return self.contexts[""]
+
     def check_sizes(self, entries: Sequence[TargetEntry]) -> None:
         """Check that the code of each target takes the sizes that the user asked for."""
         # The arguments of others are not the user's.
-        methods = {each.plan.name: each.convention.method for each in self.methods if each.plan.role == "call"}
-        for entry in entries:
-            check_target(self.context.shapes, methods, entry.target)
+        for function, context in self.contexts.items():
+            calls = [each for each in self.methods if each.plan.role == "call" and each.plan.function == function]
+            methods = {each.plan.name: each.convention.method for each in calls}
+            for entry in entries:
+                check_target(context.shapes, methods, entry.target)
 
 
 def trace(
@@ -64,6 +74,8 @@ def trace(
     A model that assigns tensors to buffers, and cannot be traced otherwise, takes them as an argument until ``passing`` ends.
     """
     asked = resolve(options.optimizer, example.model, original)
+    if options.functions:
+        return _trace(run, example, options, targets, asked, original)
     if not _names_buffers(example):
         try:
             return _trace(run, example, options, targets, asked)
@@ -105,16 +117,26 @@ def _assigned_by(example: Example) -> list[str]:
 
 
 def _trace(
-    run: Run, example: Example, options: Options, targets: Sequence[Target], asked: Mapping[str, AskedOptimizer]
+    run: Run,
+    example: Example,
+    options: Options,
+    targets: Sequence[Target],
+    asked: Mapping[str, AskedOptimizer],
+    original: object = None,
 ) -> list[Traced]:
     start = begin(run, example, options)
     advice.before_tracing(run, start.module)
     found = []
     for group in by_graphs(targets):
         context = advice.with_regions(replace(start, decompositions=_decompositions(group[0], options)), group)
+        contexts = functions.contexts(run, context, original)
+        methods: list[traced_methods.TracedMethod] = []
         with _recurrent_layers(group[0], options):
-            methods, steps = traced_methods.trace(context), optimizers.trace(context, asked)
-            found.append(Traced(context, [*methods, *steps.methods], group, asked, steps.documents))
+            for name, one in contexts.items():
+                with functions.naming(name):
+                    methods += traced_methods.trace(one)
+            steps = optimizers.trace(context, asked)
+            found.append(Traced(contexts, [*methods, *steps.methods], group, asked, steps.documents))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from ..capture.inputs.dynamic_shapes import resolve as resolve_shapes
 from ..capture.inputs.examples import named_leaves, refuse_devices, refuse_layouts
 from ..model.state import StoredTensors, describe_state, named_state
 from ..model.subclasses import check_memory_is_separate
-from .options import Options
+from .options import MethodPlan, Options
 from .progress import Run
 
 
@@ -31,7 +31,7 @@ class BuildContext:
     the tensors that the bundle stores. ``gaps`` has the numbers of leaves that have gaps and are
     traced as if they were dense.
     ``decompositions`` are those of the targets that the methods are traced for. ``assigned`` are the buffers
-    that a call takes and returns in a dictionary.
+    that a call takes and returns in a dictionary. ``function``: whose methods are traced (:attr:`.options.MethodPlan.function`).
     """
 
     run: Run
@@ -46,6 +46,12 @@ class BuildContext:
     options: Options
     decompositions: Decompositions
     assigned: Sequence[str] = ()
+    function: str = ""
+
+    @property
+    def plans(self) -> list[MethodPlan]:
+        """The methods to build."""
+        return [plan for plan in self.options.plans if plan.function == self.function]
 
 
 @dataclass(frozen=True)
@@ -62,30 +68,36 @@ class Example:
 def begin(run: Run, example: Example, options: Options) -> BuildContext:
     """Describe the model and its example inputs, and refuse inputs that cannot be traced."""
     model, args, kwargs = example.model, example.args, example.kwargs
-    tensors = named_leaves(model, args, kwargs)
-    refuse_layouts(tensors)
+    refuse_layouts(named_leaves(model, args, kwargs))
     module = model if isinstance(model, torch.nn.Module) else capture.FunctionModule(model)
     stored = StoredTensors()
-    with_state = [*tensors, *((name, tensor) for name, _, tensor, _ in named_state(module))]
-    refuse_devices(with_state)
-    state = describe_state(module, stored)
-    check_memory_is_separate(with_state)
-    shapes = resolve_shapes(model, args, kwargs, example.dynamic_shapes)
-    gaps = _gaps(run, tensors, args, kwargs, shapes)
-    return BuildContext(
+    refuse_devices([(name, tensor) for name, _, tensor, _ in named_state(module)])
+    context = BuildContext(
         run=run,
         model=model,
         module=module,
         args=args,
         kwargs=kwargs,
-        shapes=shapes,
-        gaps=gaps,
-        state=state,
+        shapes=DynamicShapes(None, {}),
+        gaps=frozenset(),
+        state=describe_state(module, stored),
         stored=stored,
         options=options,
         decompositions={},
         assigned=example.assigned,
     )
+    return with_inputs(run, context, example)
+
+
+def with_inputs(run: Run, context: BuildContext, example: Example) -> BuildContext:
+    """Return the context with the example inputs of its model, and refuse those that cannot be traced."""
+    args, kwargs = example.args, example.kwargs
+    tensors = named_leaves(context.model, args, kwargs)
+    refuse_layouts(tensors)
+    refuse_devices(tensors)
+    check_memory_is_separate([*tensors, *((name, tensor) for name, _, tensor, _ in named_state(context.module))])
+    shapes = resolve_shapes(context.model, args, kwargs, example.dynamic_shapes)
+    return replace(context, args=args, kwargs=kwargs, shapes=shapes, gaps=_gaps(run, tensors, args, kwargs, shapes))
 
 
 def _gaps(

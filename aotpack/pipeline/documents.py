@@ -29,9 +29,11 @@ from .traced_methods import TracedMethod
 
 
 def describe(
-    traced: Sequence[TracedMethod], context: BuildContext, store: BlobStore
+    traced: Sequence[TracedMethod], contexts: Mapping[str, BuildContext], store: BlobStore
 ) -> tuple[dict[str, schema.Method], list[GraphToCompile]]:
     """Describe the methods as documents, and put their graphs into ``store``.
+
+    ``contexts`` are what the methods were traced from, by their functions.
 
     Returns:
         The documents by method name, and the graphs that the targets compile.
@@ -41,19 +43,19 @@ def describe(
             the user's lines.
     """
     graphs: dict[str, tuple[schema.Graph, GraphModule]] = {}
-    served = _served(traced, has_modes=context.model is context.module and capture.has_modes(context.module))
-    positional, defaults = _positional_parameters(context.model), _defaults(context)
+    own = contexts[""]
+    served = _served(traced, has_modes=own.model is own.module and capture.has_modes(own.module))
     methods: dict[str, schema.Method] = {}
     for item in traced:
-        name = item.plan.name
+        name, context = item.plan.name, contexts[item.plan.function]
         forward, backward = _halves(item, graphs, store)
         methods[name] = schema.Method(
             serves=served.get(name, []),
             forward=forward,
             backward=backward,
             captured_with=item.front_end,
-            parameters=positional if name in served else [],
-            defaults=defaults if name in served else {},
+            parameters=_positional_parameters(context.model) if name in served else [],
+            defaults=_defaults(context) if name in served else {},
             identical=item.identical,
             distinct=item.distinct,
             autocast=item.plan.autocast,
@@ -62,6 +64,7 @@ def describe(
             flags=dict(item.flags),
             lines=_lines(item),
             step=item.plan.role == "step",
+            function=item.plan.function if name in served else "",
             **vars(item.convention.method),
         )
     return methods, graphs_to_compile(methods, graphs)
@@ -185,7 +188,7 @@ def as_a_loader() -> Iterator[None]:
 def _served(traced: Sequence[TracedMethod], *, has_modes: bool) -> dict[str, list[schema.Mode]]:
     """Return the caller's modes that each method serves.
 
-    Under one autocast, one method at most serves a mode. A method with gradients also serves its
+    Of one function under one autocast, one method at most serves a mode. A method with gradients also serves its
     mode without gradients, unless the model does something else there. A plain function has no
     train and eval mode, nor has a module that ``torch.export`` made. There one graph serves both
     modes.
@@ -194,7 +197,9 @@ def _served(traced: Sequence[TracedMethod], *, has_modes: bool) -> dict[str, lis
     served = {name: [(plan.training, plan.grad)] for name, plan in plans.items()}
 
     def add(name: str, mode: tuple[bool, bool]) -> None:
-        if not any(mode in modes for other, modes in served.items() if plans[other].autocast == plans[name].autocast):
+        plan = plans[name]
+        beside = [other for other, one in plans.items() if (one.function, one.autocast) == (plan.function, plan.autocast)]
+        if not any(mode in served[other] for other in beside):
             served[name].append(mode)
 
     for item in traced:

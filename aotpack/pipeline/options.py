@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 from aotpack_loader.errors import Problem
+
+from ..model.method import FORWARD, Method
 
 if TYPE_CHECKING:
     from aotpack_loader.format import schema
@@ -30,7 +32,8 @@ class MethodPlan:
 
     ``train`` is train mode with gradients. ``infer`` is eval mode without gradients. ``autocast``
     is the element type of the autocast under which the method is traced (``bfloat16``), or null
-    for none. ``role``: who calls it (:attr:`.schema.Method.role`).
+    for none. ``role``: who calls it (:attr:`.schema.Method.role`). ``function``: the function of the model
+    that it calls (:attr:`.schema.Method.function`). ``optional``: a build that cannot make it leaves it out.
     """
 
     name: str
@@ -38,11 +41,13 @@ class MethodPlan:
     grad: bool
     autocast: schema.DType | None = None
     role: schema.Role = "call"
+    function: str = ""
+    optional: bool = False
 
     @property
     def kind(self) -> str:
-        """The method's name in :data:`METHODS`, without the suffix for its autocast."""
-        return self.name.partition(".")[0]
+        """The method's name in :data:`METHODS`, without its function and the suffix for its autocast."""
+        return self.name.removeprefix(f"{self.function}.").partition(".")[0]
 
 
 METHODS = {plan.name: plan for plan in (
@@ -87,7 +92,7 @@ class Options:
     dynamic_shapes: Any = None
     partitioner: str = _option("min-cut", recorded=True, choices=("min-cut", "default"))
     memory_budget: float | None = _option(None, recorded=True)
-    methods: Sequence[str] | None = _option(None, recorded=True)
+    methods: Sequence[str] | Mapping[str, Method] | None = _option(None, recorded=True)
     front_ends: Sequence[str] = _option(FRONT_ENDS, recorded=True)
     rng: RandomMode = _option("default", recorded=True, choices=("default", "eager"))  # noqa: RUF009 - a field
     branches: str = _option("refuse", recorded=True, choices=("refuse", "example"))
@@ -118,15 +123,26 @@ class Options:
         return self.rng == "eager"
 
     @property
-    def optional(self) -> Collection[str]:
-        """Methods that may fail."""
-        return OPTIONAL_METHODS if self.methods is None else ()
+    def functions(self) -> Mapping[str, Method]:
+        """The functions of the model that are built beside its call, by name."""
+        methods = self.methods if isinstance(self.methods, Mapping) else {}
+        return {name: method for name, method in methods.items() if name != FORWARD}
 
     @property
     def plans(self) -> list[MethodPlan]:
         """The methods to build, each under each autocast."""
-        methods = DEFAULT_METHODS if self.methods is None else self.methods
-        return [_variant(METHODS[name], state, first=i == 0) for i, state in enumerate(self._autocasts) for name in methods]
+        if not isinstance(self.methods, Mapping):
+            return self._plans("", self.methods)
+        asked = self.methods.items()
+        return [plan for name, one in asked for plan in self._plans("" if name == FORWARD else name, one.modes)]
+
+    def _plans(self, function: str, modes: Sequence[str] | None) -> list[MethodPlan]:
+        """The methods of a function of the model."""
+        return [
+            _variant(METHODS[name], state, first=i == 0, function=function, optional=modes is None and name in OPTIONAL_METHODS)
+            for i, state in enumerate(self._autocasts)
+            for name in (DEFAULT_METHODS if modes is None else modes)
+        ]
 
     @property
     def _autocasts(self) -> Sequence[schema.DType | None]:
@@ -137,7 +153,10 @@ class Options:
 
     def recorded(self) -> dict[str, Any]:
         """Return what provenance states, by name."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.metadata.get("recorded")}
+        found = {one.name: getattr(self, one.name) for one in fields(self) if one.metadata.get("recorded")}
+        if isinstance(self.methods, Mapping):
+            found["methods"] = {name: method.modes for name, method in self.methods.items()}
+        return found
 
     def problems(self) -> Iterator[Problem]:
         """Yield what is wrong with the options."""
@@ -148,10 +167,10 @@ class Options:
             yield Problem("memory_budget", f"{self.memory_budget} is not between 0 and 1")
         if self.memory_budget is not None and self.partitioner == "default":
             yield Problem("memory_budget", "only the min-cut partitioner has one")
-        if self.methods is not None:
-            yield from _unknown("methods", self.methods, METHODS)
-            twice = sorted({method for method in self.methods if self.methods.count(method) > 1})
-            yield from (Problem("methods", f"{method!r} is listed twice") for method in twice)
+        if isinstance(self.methods, Mapping):
+            yield from _wrong_methods(self.methods)
+        elif self.methods is not None:
+            yield from _wrong_modes("methods", self.methods)
         yield from _unknown("front_ends", self.front_ends, FRONT_ENDS)
 
 
@@ -174,6 +193,35 @@ def _unknown(name: str, values: Sequence[str], known: Collection[str]) -> Iterat
         yield Problem(name, "at least one is needed")
 
 
+def _wrong_methods(methods: Mapping[Any, Any]) -> Iterator[Problem]:
+    """Yield what is wrong with methods of the model."""
+    if not methods:
+        yield Problem("methods", "at least one is needed")
+    for name, method in methods.items():
+        at = f"methods[{name!r}]"
+        if not isinstance(name, str) or not name.isidentifier():
+            yield Problem(at, "is no name of a method: it is not an identifier of Python")
+        if not isinstance(method, Method):
+            yield Problem(at, f"expected an aotpack.Method(function, args), got {type(method).__name__}")
+            continue
+        function: Any = method.function
+        if not isinstance(function, str) and not callable(function):
+            yield Problem(at, f"function is a {type(function).__name__}, no function of the model and no name of one")
+        if not isinstance(args := cast("Any", method.args), tuple):
+            yield Problem(at, f"args: expected a tuple of example inputs, got {type(args).__name__}")
+        if name == FORWARD and function != FORWARD:
+            yield Problem(at, "is the model's own call: its function is 'forward'")
+        if method.modes is not None:
+            yield from _wrong_modes(f"{at}.modes", method.modes)
+
+
+def _wrong_modes(where: str, modes: Sequence[str]) -> Iterator[Problem]:
+    """Yield what is wrong with a list of :data:`METHODS`."""
+    yield from _unknown(where, modes, METHODS)
+    twice = sorted({mode for mode in modes if modes.count(mode) > 1})
+    yield from (Problem(where, f"{mode!r} is listed twice") for mode in twice)
+
+
 def _unknown_value(name: str, value: object, known: Collection[str]) -> Problem:
     return Problem(name, f"{value!r} is not one of {', '.join(known)}")
 
@@ -182,7 +230,8 @@ def _words(autocast: str | Sequence[str]) -> list[str]:
     return [word.strip() for item in ([autocast] if isinstance(autocast, str) else autocast) for word in item.split(",")]
 
 
-def _variant(plan: MethodPlan, autocast: schema.DType | None, *, first: bool) -> MethodPlan:
-    """Return a method under an autocast. Methods of the first autocast keep their plain names."""
+def _variant(plan: MethodPlan, autocast: schema.DType | None, *, first: bool, function: str, optional: bool) -> MethodPlan:
+    """Return a method of a function under an autocast. Methods of the first autocast keep their plain names."""
     word = next((word for word, dtype in AUTOCAST.items() if dtype == autocast), str(autocast))
-    return replace(plan, name=plan.name if first else f"{plan.name}.{word}", autocast=autocast)
+    name = plan.name if first else f"{plan.name}.{word}"
+    return replace(plan, name=f"{function}.{name}" if function else name, autocast=autocast, function=function, optional=optional)

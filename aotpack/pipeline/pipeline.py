@@ -36,12 +36,13 @@ from .._torch.fixes.applying import apply_fixes, record_of_fixes
 from .._torch.fixes.gate import check_torch
 from ..capture.caches import emptied_caches
 from ..capture.dry_run.eager import warmed_up
+from ..model.method import Method
 from ..targets import Target
 from ..writer.bundle import BlobStore, TargetEntry
 from ..writer.cache import CompileCache
 from ..writer.weights import write_weights
 from . import check as checking
-from . import classes, documents, finish, reopen
+from . import classes, documents, finish, functions, reopen
 from .collector import gc_tuned_for_build
 from .context import BuildContext, Example
 from .materials import Material, materials_of
@@ -59,7 +60,7 @@ __all__ = ["BuildReport", "Observer", "build", "compile_bundle"]
 @one_build()
 def build(
     model: torch.nn.Module | Callable[..., Any],
-    args: tuple[Any, ...],
+    args: tuple[Any, ...] | None = None,
     kwargs: dict[str, Any] | None = None,
     *,
     out: str | Path,
@@ -67,7 +68,7 @@ def build(
     dynamic_shapes: Any = None,
     partitioner: str = "min-cut",
     memory_budget: float | None = None,
-    methods: Sequence[str] | None = None,
+    methods: Sequence[str] | Mapping[str, Method] | None = None,
     front_ends: Sequence[str] = FRONT_ENDS,
     rng: RandomMode = "default",
     branches: str = "refuse",
@@ -97,7 +98,7 @@ def build(
         args: example inputs. The build uses the types, sizes and ``requires_grad`` of their
             tensors. It traces without values, except for ``branches="example"`` and ``warm_up``. The
             ``check`` and ``self_test`` call the model with them. Tensors on ``meta`` have none; the
-            check draws values for them.
+            check draws values for them. Null: ``methods`` has those of all methods.
         kwargs: example inputs by name.
         out: the ``.aotpack`` file (or directory) to write.
         targets: what to compile for: ``"cpu"``, ``"cpu:x86-64-v3"``, ``"portable"``.
@@ -105,7 +106,8 @@ def build(
         partitioner: ``"min-cut"`` or ``"default"``.
         memory_budget: the share of activation memory that may be saved for the backward, 0..1.
         methods: any of ``train``, ``infer``, ``eval``. The default is ``train`` and ``infer``. A
-            default ``infer`` that cannot be built is left out, with a warning.
+            default ``infer`` that cannot be built is left out, with a warning. Or functions of the model by
+            name, ``{"encode": aotpack.Method(encode, (x,))}``, for ``loaded.aotpack.method("encode")``.
         front_ends: which front ends may trace the model, in order of preference: any of
             ``dynamo``, ``export``, ``trace``.
         rng: ``"eager"`` draws the same random numbers as eager under the same seed, on every
@@ -160,13 +162,13 @@ def build(
         BuildError: the model cannot be built. Nothing was written.
     """
     asked = Options(**{given: value for given, value in locals().items() if given not in ("model", "args", "kwargs")})
-    options, chosen = check_build(asked, lambda: check_args(args))
+    options, chosen = check_build(asked, lambda: check_args(args, optional=bool(asked.functions)))
     run = Run(observer)
     papers = _papers(model, options)
     fixes = _checked_torch(run, chosen, allow_untested_torch)
     if tune:
         finish.tune(run, chosen)
-    example = Example(model, args, dict(kwargs or {}), dynamic_shapes)
+    options, example = functions.with_call(options, model, args, dict(kwargs or {}), dynamic_shapes)
     with BlobStore(out) as store, contextlib.ExitStack() as passing:
         in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(cache), out, layout, papers)
         with _traceable(run, example, options) as example:
@@ -176,7 +178,7 @@ def build(
         for one, (program, entries) in zip(traced, made, strict=True):
             found = checking.left_out(entries)
             if check:
-                found = checking.check(in_progress, one.context, one.methods, program, entries, one.asked)
+                found = checking.check(in_progress, one.contexts, one.methods, program, entries, one.asked)
             checked |= {entry.target.name: (program, entry) for entry in found.mark(entries)}
         report = finish.write(in_progress, [checked[target.name] for target in chosen])
     record_built(report.digest)
@@ -222,7 +224,7 @@ def _compiled(
 ) -> list[tuple[schema.Program, list[TargetEntry]]]:
     """Describe the traced methods and compile their graphs. Return the program of each class with its targets."""
     run, store, context = in_progress.run, in_progress.store, traced[0].context
-    described = [documents.describe(one.methods, one.context, store) for one in traced]
+    described = [documents.describe(one.methods, one.contexts, store) for one in traced]
     compiled = []
     with ThreadPoolExecutor(1) as beside:
         writing = beside.submit(write_weights, list(context.stored.tensors.items()), store)
@@ -239,8 +241,7 @@ def _compiled(
         with run.stage("weights"):
             weights = writing.result()
     tested = _self_test(run, context, described[0][0], store) if self_test else None
-    name = name or type(context.model).__name__
-    programs = []
+    programs, name = [], name or type(context.model).__name__
     for one, (methods, _), (extra, stored_origins, entries) in zip(traced, described, compiled, strict=True):
         parts = documents.ProgramParts(methods, extra, weights, tested, stored_origins, one.optimizers)
         programs.append((documents.assemble(name, in_progress.producer, one.context, parts), entries))
@@ -250,7 +251,7 @@ def _compiled(
 def _self_test(run: Run, context: BuildContext, methods: Mapping[str, schema.Method], store: BlobStore) -> schema.Descriptor:
     """Record a step of the model in eager."""
     with run.stage("self-test"):
-        recorded = methods.get("train") or next(iter(methods.values()))
+        recorded = methods.get("train") or next(method for method in methods.values() if not method.function)
         return record(context.module, recorded, context.args, context.kwargs, store)
 
 
@@ -269,7 +270,7 @@ def _warmed(
     with contextlib.ExitStack() as stack:
         if options.warm_up:
             with run.stage("warm-up"):
-                plans = [(plan, plan.kind not in options.optional) for plan in options.plans]
+                plans = [(plan, not plan.optional) for plan in options.plans if not plan.function]
                 model = stack.enter_context(warmed_up(model, args, kwargs, plans))
         yield model
 
@@ -342,7 +343,7 @@ def compile_bundle(
         _sizes_fixed(),
         BlobStore(out) as store,
     ):
-        reopen.refuse_present(opened, chosen)
+        reopen.refuse_targets(opened, chosen)
         opened = reopen.program_for(opened, chosen)
         trusted = decide_trust(opened.digest, trust, opened)
         with run.stage("restore"):

@@ -24,13 +24,13 @@ from .specializations import refuse_unused
 T = TypeVar("T")
 
 
-def check_args(args: object) -> None:
-    """Check the positional arguments of the example.
+def check_args(args: object, *, optional: bool = False) -> None:
+    """Check the positional arguments of the example. ``optional``: there may be none.
 
     Raises:
         BuildError: they are no tuple.
     """
-    if not isinstance(args, tuple):
+    if not isinstance(args, tuple) and not (optional and args is None):
         problem = Problem("args", f"expected a tuple of positional arguments, got {type(args).__name__}")
         raise BuildError("The build's options are not valid.", [problem])
 
@@ -51,6 +51,9 @@ def check_build(options: Options, *also: Callable[[], object]) -> tuple[Options,
     if options.optimizer is not None:
         without = [target.name for target in targets if not target.capabilities.has_optimizers]
         found.options([Problem("optimizer", f"the target {name} holds no step of an optimizer") for name in without])
+    if options.functions:
+        without = [target.name for target in targets if not target.capabilities.has_functions]
+        found.options([Problem("methods", f"the target {name} holds no methods beside the model's call") for name in without])
     found.raise_all()
     return replace(options, ambient=current_autocast()), targets
 

@@ -65,12 +65,12 @@ class TracedMethod:
 
 
 def trace(context: BuildContext) -> list[TracedMethod]:
-    """Trace every method of the options.
+    """Trace every method of the context's function.
 
     With ``second_derivatives``, the method of its gradients follows each of them.
     """
     traced: list[TracedMethod] = []
-    for plan in context.options.plans:
+    for plan in context.plans:
         with under_autocast(plan.autocast):
             found = _if_possible(context, plan)
             traced += (
@@ -89,7 +89,7 @@ def _if_possible(context: BuildContext, plan: MethodPlan) -> list[TracedMethod]:
     try:
         return [_with_flags(context, _trace_method(context, plan))]
     except BuildError as error:
-        if plan.kind not in context.options.optional:
+        if not plan.optional:
             raise
         context.stored.tensors.clear()
         context.stored.tensors.update(stored)
@@ -211,7 +211,7 @@ def trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangement
     unlisted = assigned_state.unlisted(context.module, context.assigned)
     with context.run.stage("capture", plan.name), _containers(context, plan) as used, unlisted:
         captured = _captured(context, plan, arrangement)
-    gradients_only = ask_without_gradients((context.module, context.args, context.kwargs), plan, options.plans, captured)
+    gradients_only = ask_without_gradients((context.module, context.args, context.kwargs), plan, context.plans, captured)
     remark_on(captured, plan.name, context.run, asked_for_regions=bool(context.options.regional))
     with context.run.stage("partition", plan.name):
         convention = _assembled(context, arrangement, captured, used)

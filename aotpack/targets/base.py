@@ -83,6 +83,7 @@ class Capabilities:
     ``uses_inductor``: Inductor compiles, so the fixes of Inductor must fit the installed torch.
     ``has_lstm_kernel``: graphs may call oneDNN's kernel for a layer of an LSTM and its gradient.
     ``tunes``: :meth:`Target.tune` measures alternatives. ``has_optimizers``: it compiles the steps of optimizers.
+    ``has_functions``: it compiles methods of other functions than the model's call.
     """
 
     specializes: bool = False
@@ -91,6 +92,7 @@ class Capabilities:
     has_lstm_kernel: bool = False
     tunes: bool = False
     has_optimizers: bool = False
+    has_functions: bool = False
 
 
 class Target(ABC):

@@ -19,7 +19,7 @@ from .base import Capabilities, GraphToCompile, Target
 class PortableTarget(Target):
     """Runs wherever torch runs, without native code."""
 
-    capabilities = Capabilities(has_optimizers=True)
+    capabilities = Capabilities(has_optimizers=True, has_functions=True)
 
     def __init__(self, variant: str = "") -> None:
         if variant:

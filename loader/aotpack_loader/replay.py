@@ -215,9 +215,11 @@ def _random(path: str, shape: list[int], dtype: torch.dtype, generator: torch.Ge
 
 
 def _method(program: schema.Program) -> schema.Method:
-    """The method of the self-test: the one with a backward, if any."""
-    methods = program.methods
-    return methods.get("train") or next(iter(methods.values()))
+    """The method of the self-test: of those that the module's own call serves, the one with a backward, if any."""
+    own = {name: method for name, method in program.methods.items() if method.serves and not method.function}
+    if not own:
+        raise CorruptBundleError("The bundle has a self-test, and no method that it could be of.")
+    return own.get("train") or next(iter(own.values()))
 
 
 def _classes(program: schema.Program, provided: Collection[type]) -> Mapping[str, type[torch.Tensor]]:

@@ -42,7 +42,9 @@ def load_native(path: Path, **options: Any) -> LoadedProgram:
     loaded = aotpack.load(path, backend="portable", **options)
     bundle = Bundle.open(path)
     for name, method in loaded.aotpack.program.methods.items():
-        for call in {id(call): call for call in loaded._aotpack_calls.values() if call.method is method}.values():
+        served = [*loaded._aotpack_calls.values()]
+        served += [call for by_mode in loaded._aotpack_functions.values() for several in by_mode.values() for call in several]
+        for call in {id(call): call for call in served if call.method is method}.values():
             parts: list[tuple[Any, schema.Descriptor]] = [(call.forward, method.forward)]
             if call.differentiable is not None and method.backward is not None:
                 parts.append((call.differentiable.backward, method.backward.graph))

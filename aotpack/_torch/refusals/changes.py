@@ -122,9 +122,12 @@ def refuse_kept(changes: Iterable[Change]) -> None:
 
 
 def as_written(name: str) -> str:
-    """The name as a user writes it: ``self.n`` for ``L['self'].n``, ``a.b.N`` for ``G['__import_a_dot_b'].N``."""
+    """The name as a user writes it: ``self.n`` for ``L['self'].n``, ``a.b.N`` for ``G['__import_a_dot_b'].N``.
+
+    A method of a model has the model as ``self._aotpack_model``.
+    """
     module = re.sub(r"\bG\['__import_(\w+)'\]", lambda found: found[1].replace("_dot_", "."), name)
-    return re.sub(r"\b[LG]\['(\w+)'\]", r"\1", module)
+    return re.sub(r"\b[LG]\['(\w+)'\]", r"\1", module).replace("self._aotpack_model", "model")
 
 
 def _changes(graph: Any) -> Iterator[Change]:

@@ -11,12 +11,14 @@ import torch.utils._pytree as pytree
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from ..functions import FunctionModule
+from ..functions import FunctionModule, MethodModule
 
 
 def parameters(model: torch.nn.Module | Callable[..., Any]) -> list[inspect.Parameter]:
     """Return the parameters of a call of ``model``. Empty for a C function without a signature."""
     try:
+        if isinstance(model, MethodModule):
+            return model.parameters_of_call
         return list(inspect.signature(model.forward if isinstance(model, torch.nn.Module) else model).parameters.values())
     except (ValueError, TypeError):  # TypeError: not callable, which the build reports later
         return []

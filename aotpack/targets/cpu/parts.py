@@ -5,6 +5,7 @@ repeatedly is compiled once.
 from __future__ import annotations
 
 import operator
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,11 @@ class Parts:
     modules: list[GraphModule]
     calls: list[tuple[int, list[int]]]
     outputs: list[int]
+
+
+def method_of(key: str) -> str:
+    """The method of a graph or of a part of one: ``train`` of ``train.forward`` and of ``train.forward.2``."""
+    return re.split(r"\.(?:forward|backward)(?:\.|$)", key)[0]
 
 
 def in_parts(graphs: Sequence[GraphToCompile]) -> tuple[list[GraphToCompile], dict[str, schema.Sequence]]:

@@ -38,7 +38,7 @@ from ...writer.cache import CompileCache, revision_of
 from ..base import Capabilities, GraphToCompile, Target
 from .call_library import add_call_library, library_bytes
 from .conversion import ConvertedGraph, convert_graph
-from .parts import in_parts
+from .parts import in_parts, method_of
 
 _Files = dict[str, bytes]
 _FACTS = "layouts, own, constraints, imports"
@@ -61,7 +61,7 @@ class _Made:
         facts = json.loads(files["facts"])
         self.imports.update(facts["imports"])
         if found := facts["constraints"]:
-            self.constraints.setdefault(item.key.partition(".")[0], set()).update(found)
+            self.constraints.setdefault(method_of(item.key), set()).update(found)
         code = store.add_compressed(files["code"], media_types.CODE_AOTI)
         self.layers.append(code)
         fallbacks = None
@@ -88,7 +88,7 @@ class _Workers:
 class CpuTarget(Target):
     """AOTInductor code for one x86-64 level (``cpu:x86-64-v3``); without a variant, the build machine's level."""
 
-    capabilities = Capabilities(uses_inductor=True, has_lstm_kernel=True, tunes=True, has_optimizers=True)
+    capabilities = Capabilities(uses_inductor=True, has_lstm_kernel=True, tunes=True, has_optimizers=True, has_functions=True)
 
     def __init__(self, variant: str = "") -> None:
         self.products: int | None = None

@@ -108,8 +108,8 @@ def command(
 ) -> None:
     """Build a bundle from ENTRY, `model.py` or `model.py:factory`.
 
-    The file defines `model` (a module, a factory or a function) and `example_inputs()`; optionally `dynamic_shapes`
-    and `optimizer(model)`.
+    The file defines `model` (a module, a factory or a function) and `example_inputs()`; optionally `dynamic_shapes`,
+    `optimizer(model)` and `methods`, a dict of functions of the model.
     """
     progress = progress_shown(verbose=verbose)
     with progress.stage("import"):
@@ -126,6 +126,7 @@ def command(
     with directory_on_path(split_spec(entry)[0]):
         with progress.stage("load", entry):
             loaded = load_entry(entry)
+        options["methods"] = loaded.methods_in(options["methods"])
         report = aotpack.build(
             loaded.model,
             loaded.args,

@@ -157,7 +157,9 @@ def _show(console: Console, path: str, bundle: Bundle, *, verbose: bool) -> None
         if method.step:
             continue
         console.print()
-        console.print(Text.assemble((visible(name), "bold"), f"  serves {', '.join(map(mode_text, method.serves)) or 'nothing'}"))
+        served = ", ".join(map(mode_text, method.serves)) or "nothing"
+        of = f"  of {visible(method.function)}," if method.function else " "
+        console.print(Text.assemble((visible(name), "bold"), f"{of} serves {served}"))
         console.print(Padding(_inputs(method), (0, 0, 0, 2), expand=False))
         console.print(Padding(_outputs(bundle, method), (0, 0, 0, 2), expand=False))
         for line in _details(bundle, method):

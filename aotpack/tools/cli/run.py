@@ -41,6 +41,7 @@ class StepReport:
 @click.command("run", short_help="Train a bundle for one step.")
 @click.argument("bundle", type=BundlePath())
 @click.option("--backend", metavar="TARGET", help="Run this target, not the best that fits.")
+@click.option("--method", default="", metavar="NAME", help="Call this method of the model, not the model itself.")
 @click.option("--steps", type=click.IntRange(min=1), default=1, show_default=True, help="Steps of plain SGD.")
 @click.option("--lr", type=float, default=0.01, show_default=True, help="Learning rate.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of torch and of random inputs.")
@@ -58,6 +59,7 @@ def command(
     *,
     bundle: Path,
     backend: str | None,
+    method: str,
     steps: int,
     lr: float,
     seed: int,
@@ -70,9 +72,9 @@ def command(
 
     The loss is the first floating-point scalar the model returns, else the sum of the means of its
     floating-point outputs.
-    A bundle without a `train` method runs forward only.
+    A method without gradients runs forward only.
     """
-    report = _run(bundle, backend, trust, steps, lr, seed, check, modules)
+    report = _run(bundle, backend, trust, method, steps, lr, seed, check, modules)
     if as_json:
         print_json(asdict(report))
     else:
@@ -83,6 +85,7 @@ def _run(
     path: Path,
     backend: str | None,
     trust: str | tuple[str, ...] | None,
+    function: str,
     steps: int,
     lr: float,
     seed: int,
@@ -100,11 +103,11 @@ def _run(
         model = aotpack.load(path, backend=backend, trust=trust, check=check, subclasses=subclasses)
     load = time.perf_counter() - start
 
-    from ..measure.steps import call_as_built, inputs_of
+    from ..measure.steps import call_as_built, inputs_of, method_of_steps
 
     info = model.aotpack
-    training = "train" in info.methods
-    method = "train" if training else "infer"
+    method = method_of_steps(info.program, function)
+    training = any(mode.training and mode.grad for mode in info.program.methods[method].serves)
     inputs = inputs_of(path, method, seed, subclasses)
     torch.manual_seed(seed)
     model.train(training)

@@ -154,8 +154,7 @@ def _prepare(
     if model is not None:
         from ...model.entry import load_entry
 
-        entry = load_entry(model)
-        example: Any = entry.args, entry.kwargs
+        example: Any = load_entry(model).inputs
     else:
         example = recorded or random_inputs(program, method, seed, subclasses)
     torch.save(example, inputs)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AotpackError
+from aotpack_loader.format import schema
 from aotpack_loader.module.program import LoadedProgram
 from aotpack_loader.runtime.modes import as_built
 from aotpack_loader.selftest import random_inputs, recorded_inputs
@@ -27,22 +28,40 @@ class StepInputs:
 
 
 def inputs_of(path: Path, method: str, seed: int, subclasses: Sequence[type] = ()) -> StepInputs:
-    """The inputs that a bundle recorded, or random ones for ``method``."""
+    """The inputs that a bundle recorded for the module's own call, or random ones for ``method``."""
     with Bundle.open(path) as bundle:
-        recorded = recorded_inputs(bundle, subclasses)
         program = bundle.program
+        recorded = None if program.methods[method].function else recorded_inputs(bundle, subclasses)
     if recorded is not None:
         return StepInputs(*recorded, "recorded")
     return StepInputs(*random_inputs(program, program.methods[method], seed, subclasses), f"random, seed {seed}")
 
 
+def method_of_steps(program: schema.Program, function: str) -> str:
+    """The method of a function whose steps a command makes: with gradients in train mode, or else without in eval mode.
+
+    Raises:
+        AotpackError: the program has none, or no such function. An empty name is the module's own call.
+    """
+    for mode in (schema.Mode(True, True), schema.Mode(False, False)):
+        for name, method in program.methods.items():
+            if method.function == function and mode in method.serves:
+                return name
+    functions = ", ".join(dict.fromkeys(method.function for method in program.methods.values() if method.function))
+    raise AotpackError(
+        f"This bundle has no steps of a method {function!r}." if function else "This bundle has no steps of the module itself.",
+        hint=f"It has the methods {functions}." if functions else "",
+    )
+
+
 def call_as_built(model: LoadedProgram, method: str) -> Callable[..., Any]:
-    """A function that calls the model under the autocast that the method was built for."""
+    """A function that makes calls that ``method`` serves, under the autocast that it was built for."""
     described = model.aotpack.program.methods[method]
+    called = model.aotpack.method(described.function) if described.function else model
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with as_built(described):
-            return model(*args, **kwargs)
+            return called(*args, **kwargs)
 
     return call
 

@@ -781,6 +781,8 @@ class Method(Document, frozen=True):
     ``outputs`` in ``results``. ``lines`` maps nodes whose operators may reject values to source lines of
     the original (``model.py:12: return self.embedding(x)``). The keys are the graph and the node
     (``forward/embedding``). It is for messages only. ``step``: it is the update of an optimizer.
+    ``function`` names the function of the original that it calls; empty: the module itself. Feature
+    ``functions``.
     """
 
     serves: list[Mode]
@@ -813,6 +815,7 @@ class Method(Document, frozen=True):
     updates: list[Update] = []
     lines: dict[str, str] = {}
     step: bool = False
+    function: str = ""
 
     @property
     def role(self) -> Role:

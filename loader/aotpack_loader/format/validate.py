@@ -26,7 +26,7 @@ RESERVED = frozenset({"aotpack", "training"})
 
 
 def validate_program(program: schema.Program, where: str) -> None:
-    """Check rules C1 to C18, less C14, C24, C31 to C33, A1, A2, and C36, C38, C39, C41, C42, K1 to K5, N1 to N4, and V4.
+    """Check rules C1 to C18, less C14, C24, C31 to C33, A1, A2, and C36, C38, C39, C41 to C43, K1 to K5, N1 to N4, and V4.
 
     Raises:
         CorruptBundleError: lists every broken rule with its path in the document.
@@ -144,17 +144,19 @@ def _is_path(name: str) -> bool:
 
 def _method_problems(program: schema.Program) -> Iterator[Problem]:
     entries = {entry.name: entry.kind for entry in program.state}
-    served: set[tuple[bool, bool, str | None]] = set()
+    served: set[tuple[str, bool, bool, str | None]] = set()
     variants = AUTOCAST_VARIANTS in program.features
     if not program.methods:
         yield Problem("$.methods", "C5: a program has at least one method")
     for name, method in program.methods.items():
         at = f"$.methods[{shown(name)}]"
         for mode in method.serves:
-            key = mode.training, mode.grad, method.autocast if variants else None
+            key = method.function, mode.training, mode.grad, method.autocast if variants else None
             if key in served:
                 yield Problem(at, "C5: two methods serve the same mode")
             served.add(key)
+        if method.function and not (method.serves and method.function.isidentifier()):
+            yield Problem(f"{at}.function", "C43: it is no identifier, or the method serves no mode")
         if max(method.num_outputs, subclasses.num_backward_outputs(method.backward) if method.backward else 0) > MAX_OUTPUTS:
             yield Problem(at, f"C14: a graph returns at most {MAX_OUTPUTS} values")
             continue

@@ -21,7 +21,7 @@ Changes by version:
   * the feature ``own-graphs``: targets may have programs of their own (M4).
 
 * 1.2 (2026-11-29): the features ``module-flags`` and ``result-sources``, which programs of 1.1 use without the names;
-  the feature ``assigned-state``: ``assigned`` of a program.
+  the feature ``assigned-state``: ``assigned`` of a program; the feature ``functions``: ``function`` of methods.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ AUTOCAST_VARIANTS: Final = "autocast-variants"
 
 CONTAINERS: Final = "containers"
 """The feature of programs that change or return containers of their callers (``Method.updates``, ``GivenNode``)."""
+
+FUNCTIONS: Final = "functions"
+"""The feature of programs with methods of other functions than the module's own call (``Method.function``)."""
 
 MODULE_FLAGS: Final = "module-flags"
 """The feature of programs that are called with submodules in given modes (``Method.flags``)."""
@@ -65,6 +68,7 @@ KNOWN_FEATURES: Final = frozenset(
         ASSIGNED_STATE,
         AUTOCAST_VARIANTS,
         CONTAINERS,
+        FUNCTIONS,
         MODULE_FLAGS,
         OWN_GRAPHS,
         RESULT_SOURCES,

@@ -94,12 +94,12 @@ class Outline(Value):
     """What of a program makes its module. ``modules`` is empty where the original is no module.
 
     ``takes_loss_argument``: calls pass the number of items by which a trainer divides the loss.
-    ``serves`` has for each method its modes: train (or eval) mode, gradients on (or off). ``assigned`` are
-    the buffers to which a call assigns.
+    ``serves`` has for each method of the module's own call its modes: train (or eval) mode, gradients on (or off).
+    ``functions`` has the same for each other function, by name. ``assigned`` are the buffers to which a call assigns.
     """
 
     __slots__ = (  # noqa: RUF023 - in the order of the arguments
-        "state", "modules", "signature", "training", "takes_loss_argument", "serves", "pretrained", "assigned",
+        "state", "modules", "signature", "training", "takes_loss_argument", "serves", "functions", "pretrained", "assigned",
     )  # fmt: skip
 
     state: list[EntryOutline]
@@ -108,6 +108,7 @@ class Outline(Value):
     training: bool
     takes_loss_argument: bool
     serves: dict[str, list[tuple[bool, bool]]]
+    functions: dict[str, dict[str, list[tuple[bool, bool]]]]
     pretrained: schema.Pretrained | None
     assigned: list[str]
 
@@ -119,23 +120,28 @@ class Outline(Value):
         training: bool,
         takes_loss_argument: bool,
         serves: dict[str, list[tuple[bool, bool]]],
+        functions: dict[str, dict[str, list[tuple[bool, bool]]]],
         pretrained: schema.Pretrained | None = None,
         assigned: list[str] | None = None,
     ) -> None:
-        self._set(state, modules, signature, training, takes_loss_argument, serves, pretrained, assigned or [])
+        self._set(state, modules, signature, training, takes_loss_argument, serves, functions, pretrained, assigned or [])
 
 
 def outline_of(program: schema.Program) -> Outline:
     """The outline of a program."""
     from ..devices.literals import plain_data  # with the documents' types, which a record does without
 
+    serves: dict[str, dict[str, list[tuple[bool, bool]]]] = {"": {}}
+    for name, method in program.methods.items():
+        serves.setdefault(method.function, {})[name] = [(mode.training, mode.grad) for mode in method.serves]
     return Outline(
         [EntryOutline(e.name, e.kind, e.requires_grad, e.persistent, e.tied_to) for e in program.state],
         [_module(module, program.module_classes[module.kind], plain_data) for module in program.modules],
         None if program.signature is None else [_parameter(parameter, plain_data) for parameter in program.signature],
         program.training,
         _takes_loss_argument(program),
-        {name: [(mode.training, mode.grad) for mode in method.serves] for name, method in program.methods.items()},
+        serves.pop(""),
+        serves,
         program.pretrained,
         program.assigned,
     )

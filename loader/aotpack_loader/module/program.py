@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..optimizer.optimizer import LoadedOptimizer
     from ..optimizer.updates import OpenUpdate
     from ..runtime.call import MethodCall
+    from .functions import LoadedFunction
     from .outline import Outline
 
 Mode = tuple[bool, bool]
@@ -177,6 +178,16 @@ class LoadInfo:
             raise AotpackError("The module of this bundle does not exist any more.", hint="Load the bundle again.")
         return module
 
+    def method(self, name: str) -> LoadedFunction:
+        """A method of the model that the bundle was built with (``methods={"encode": …}``), over the module's state.
+
+        Raises:
+            AotpackError: the bundle has no such method.
+        """
+        from .functions import function_of  # a start does not need it
+
+        return function_of(None if self._module is None else self._module(), name)
+
     def __repr__(self) -> str:
         rejected = "".join(f"\n  not {name}: {reason}" for name, reason in self.rejected.items())
         calls = "".join(f"\n  {name}: calls by {how}" for name, how in self.calls.items())
@@ -214,11 +225,12 @@ class LoadedProgram(Watched):
     # transformers evaluates these annotations, so they name nothing that is imported for types only.
     aotpack: LoadInfo
     _aotpack_slots: Slots
+    _aotpack_functions: dict[str, dict[Mode, list[MethodCall]]]
     _aotpack_modes: dict[bool, list[str]]
     _aotpack_text: str
     _aotpack_is_root = True
-    _aotpack_in_graph: Callable[[Any, Any], Any]
-    """What Dynamo traces instead of a call: takes its arguments. The program's own class has it."""
+    _aotpack_in_graph: Callable[..., Any]
+    """What Dynamo traces instead of a call: takes its arguments, and the name of a function. The program's own class has it."""
     _aotpack_as_html: Callable[[Any, Sequence[tuple[str, str]]], str]
     """Describes the program for Jupyter, with further pairs of label and text. The program's own class has it."""
 
@@ -229,13 +241,15 @@ class LoadedProgram(Watched):
         info: LoadInfo,
         outline: Outline,
         state: Mapping[str, torch.Tensor],
-        calls: Mapping[Mode, Sequence[MethodCall]],
+        calls: Mapping[str, MethodCall],
     ) -> None:
         nn.Module.__init__(self)  # skips other base classes that a program may have
         self.aotpack = info
         info.bind(self)
-        self._aotpack_calls = {mode: several[0] for mode, several in calls.items()}
-        self._aotpack_variants = {mode: several for mode, several in calls.items() if len(several) > 1}
+        served = by_mode(outline.serves, calls)
+        self._aotpack_calls = {mode: several[0] for mode, several in served.items()}
+        self._aotpack_variants = {mode: several for mode, several in served.items() if len(several) > 1}
+        vars(self)["_aotpack_functions"] = {name: by_mode(serves, calls) for name, serves in outline.functions.items()}
         self.training = outline.training
         edits = Edits()
         add_modules(self, outline.modules, edits)
@@ -250,15 +264,21 @@ class LoadedProgram(Watched):
             return self._aotpack_in_graph(args, kwargs)
         call = self._aotpack_calls.get((self.training, torch.is_grad_enabled()))
         if call is None:
-            call = self._aotpack_call_without_gradients()
+            call = self._aotpack_call_without_gradients(self._aotpack_calls)
         if self._aotpack_variants:
-            call = self._aotpack_under_autocast(call)
-        if call.name not in self._aotpack_edits.sound and (modules := self._aotpack_edits.check(self, call)):
-            from .averages import averaged  # rarely needed
-
-            with averaged(modules, self._aotpack_edits.undo_resets):
-                return self._aotpack_run(call, args, kwargs)
+            call = self._aotpack_under_autocast(call, self._aotpack_variants)
+        if call.name not in self._aotpack_edits.sound:
+            return self._aotpack_run_edited(call, args, kwargs)
         return self._aotpack_run(call, args, kwargs)
+
+    def _aotpack_run_edited(self, call: MethodCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method after an edit of the module, if there is no edit that it cannot follow."""
+        if not (modules := self._aotpack_edits.check(self, call)):
+            return self._aotpack_run(call, args, kwargs)
+        from .averages import averaged  # rarely needed
+
+        with averaged(modules, self._aotpack_edits.undo_resets):
+            return self._aotpack_run(call, args, kwargs)
 
     def _aotpack_run(self, call: MethodCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if has_global_hooks():
@@ -285,9 +305,9 @@ class LoadedProgram(Watched):
                 raise
             raise branch_error(error) from error
 
-    def _aotpack_under_autocast(self, call: MethodCall) -> MethodCall:
+    def _aotpack_under_autocast(self, call: MethodCall, variants: Mapping[Mode, Sequence[MethodCall]]) -> MethodCall:
         """The method for the caller's autocast, among the methods of the same modes as ``call``."""
-        several = next((found for found in self._aotpack_variants.values() if call is found[0]), None)
+        several = next((found for found in variants.values() if call is found[0]), None)
         if several is None:
             return call
         current = call.modes.current_autocast()
@@ -323,28 +343,35 @@ class LoadedProgram(Watched):
             self.get_submodule(path).training = not mode
         return self
 
-    def _aotpack_call_without_gradients(self) -> MethodCall:
-        """The method without gradients, if gradients are enabled but no parameter requires one; else an error."""
+    def _aotpack_call_without_gradients(self, calls: Mapping[Mode, MethodCall], function: str = "") -> MethodCall:
+        """Of ``calls``, the method without gradients, if gradients are on but no parameter requires one; else an error."""
         if may_be_recorded() and (tool := recorder()):
             raise _retraced_error(tool)  # some tools switch to eval mode first
         grad = torch.is_grad_enabled()
-        other = self._aotpack_calls.get((self.training, False))
+        other = calls.get((self.training, False))
         if grad and other is not None and not any(p.requires_grad for p in self.parameters()):
             return other
+        if not calls:
+            named = ", ".join(self._aotpack_functions)
+            raise ModeError(
+                f"This bundle was built without a call of the module itself. It has the methods {named}.",
+                hint="Call one of them: model.aotpack.method(name)(...).",
+            )
         mode = f"{'train()' if self.training else 'eval()'} with gradients {'on' if grad else 'off'}"
         served = [
             Problem(
                 f"{'train()' if training else 'eval()'}, gradients {'on' if enabled else 'off'}",
                 f"method {call.name!r}",
             )
-            for (training, enabled), call in sorted(self._aotpack_calls.items(), reverse=True)
+            for (training, enabled), call in sorted(calls.items(), reverse=True)
         ]
         hint = (
             "Call it under torch.no_grad(), switch to train(), or build the bundle with `--method eval`."
             if grad and not self.training
             else "Switch the mode, or build the bundle with a method for it."
         )
-        raise ModeError(f"This bundle has no method for {mode}. It has:", served, hint=hint)
+        of = f" of {function!r}" if function else ""
+        raise ModeError(f"This bundle has no method{of} for {mode}. It has:", served, hint=hint)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Fill parameters and buffers from ``state_dict``; all or nothing.

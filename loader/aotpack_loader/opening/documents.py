@@ -19,7 +19,7 @@ from ..format import schema
 from ..format.subclasses import backward_arity, forward_arity, stored_parts, uses_subclasses
 from ..format.versions import torch_satisfies
 from ..module.outline import outline_of
-from ..module.program import LoadedProgram, LoadInfo, by_mode
+from ..module.program import LoadedProgram, LoadInfo
 from ..options import LoadOptions, pinned
 from ..runtime.call import MethodCall
 from ..runtime.loaded_method import LoadedMethod
@@ -71,7 +71,7 @@ def load_with(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test
     updates = partial(_update, opened, program, chosen)
     info = LoadInfo(os.fspath(bundle), opened.digest, chosen.target.name, reason, opened.program, chosen.rejected, made, updates)
     outline = outline_of(program)
-    module = class_of(outline)(info, outline, chosen.device.moved(state), by_mode(outline.serves, calls))
+    module = class_of(outline)(info, outline, chosen.device.moved(state), calls)
     recording.keep(opened, options, chosen, outline, info, calls)
     return module, warning
 
@@ -100,7 +100,7 @@ def load_candidate(
         os.fspath(bundle), opened.digest, chosen.target.name, chosen.reason, opened.program, chosen.rejected, made, updates
     )
     outline = outline_of(program)
-    return class_of(outline)(info, outline, chosen.device.moved(state), by_mode(outline.serves, calls)), calls
+    return class_of(outline)(info, outline, chosen.device.moved(state), calls), calls
 
 
 def complete(layout: Layout, digest: str, target: str) -> tuple[schema.Program, dict[str, MethodCall], OpenUpdate]:

@@ -27,7 +27,7 @@ from ..devices.call_sizes import make
 from ..devices.packages import library_of, package_of, require_operators
 from ..errors import CorruptBundleError, DirectoryError
 from ..module.outline import EntryOutline, ModuleOutline, Outline, ParameterOutline
-from ..module.program import LoadedProgram, LoadInfo, by_mode
+from ..module.program import LoadedProgram, LoadInfo
 from ..trust import decide_trust
 from ..value import Value
 from . import record_files
@@ -106,7 +106,7 @@ def _from_record(path: str, layout: Layout, backend: str | None, trust: str | Co
     made = dict.fromkeys(calls, "native")
     info = LoadInfo(path, digest, record["target"], reason, rest.program, record["rejected"], made, rest.update)
     state = {name: tensors[name] for name in record["state"]}
-    return class_of(outline)(info, outline, state, by_mode(outline.serves, cast("dict[str, MethodCall]", calls)))
+    return class_of(outline)(info, outline, state, cast("dict[str, MethodCall]", calls))
 
 
 def _suits_machine(record: Any) -> bool:
@@ -288,6 +288,7 @@ def _outline(record: Any) -> Outline:
         record["training"],
         record["takes_loss_argument"],
         record["serves"],
+        record["functions"],
     )
 
 

@@ -60,10 +60,10 @@ def class_of(program: Outline) -> type[LoadedProgram]:
     return type(_name(program), bases, body)
 
 
-def _call_in_graph(program: LoadedProgram, args: Any, kwargs: Any) -> Any:
+def _call_in_graph(program: LoadedProgram, args: Any, kwargs: Any, function: str = "") -> Any:
     from ..integrations.torch_compile import call_in_graph  # only where the caller compiles
 
-    return call_in_graph(program, args, kwargs)
+    return call_in_graph(program, args, kwargs, function)
 
 
 def _as_html(program: schema.Program, more: Sequence[tuple[str, str]]) -> str:

@@ -187,6 +187,7 @@ def _outline(outline: Outline) -> dict[str, Any]:
         "training": outline.training,
         "takes_loss_argument": outline.takes_loss_argument,
         "serves": outline.serves,
+        "functions": outline.functions,
     }
 
 

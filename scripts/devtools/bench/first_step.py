@@ -41,8 +41,8 @@ def model_and_inputs(options: argparse.Namespace) -> tuple[Any, Any, Any]:
     entry = load_entry(options.model)
     if options.inputs:
         return (entry.model, *torch.load(options.inputs, weights_only=True))
-    torch.save((entry.args, entry.kwargs), options.save_inputs)
-    return entry.model, entry.args, entry.kwargs
+    torch.save(entry.inputs, options.save_inputs)
+    return (entry.model, *entry.inputs)
 
 
 def main() -> None:

@@ -85,6 +85,7 @@ def use(path: str) -> str:
         return type(error).__name__
     outcome = "ran"
     for name, method in model.aotpack.program.methods.items():
+        called = model.aotpack.method(method.function) if method.function else model
         for mode in method.serves:
             try:
                 args, kwargs = arguments(method)
@@ -93,7 +94,7 @@ def use(path: str) -> str:
             model.train(mode.training)
             try:
                 with torch.set_grad_enabled(mode.grad):
-                    results = model(*args, **kwargs)
+                    results = called(*args, **kwargs)
                 tensors = [t for t in torch.utils._pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]
                 heads = [t for t in tensors if t.requires_grad and t.grad_fn is not None]
                 if heads:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+import aotpack_loader
 from aotpack_loader import errors
 from aotpack_loader.format import schema
 from aotpack_loader.runtime.inputs import LayoutWarning
@@ -52,7 +53,7 @@ def run(model: torch.nn.Module, method: schema.Method, call: Json, leaves: list[
         torch.manual_seed(call["seed"])
     with _modes(call), warnings.catch_warnings():
         warnings.simplefilter("ignore", LayoutWarning)  # the call may test exactly this
-        returned = model(*args, **kwargs)
+        returned = called(model, method)(*args, **kwargs)
     results = flatten(method.outputs, returned)
     outcome = Outcome(others={str(i): _plain(r) for i, r in enumerate(results) if not isinstance(r, torch.Tensor)})
     outcome.facts = _facts(named, versions, results) | (_storages(state) if call.get("storages") else {}) | watched.facts()
@@ -97,7 +98,8 @@ def refused(model: torch.nn.Module, method: schema.Method, call: Json, leaves: l
     try:
         with _modes(call), warnings.catch_warnings():
             warnings.simplefilter("ignore", LayoutWarning)
-            results = [r for r in torch.utils._pytree.tree_leaves(model(*args, **kwargs)) if isinstance(r, torch.Tensor)]
+            returned = called(model, method)(*args, **kwargs)
+            results = [r for r in torch.utils._pytree.tree_leaves(returned) if isinstance(r, torch.Tensor)]
     except errors.AotpackError as error:
         if restored:  # it has written, and must have taken that back
             if not all(torch.equal(named[name], value) for name, value in before.items()):
@@ -113,6 +115,13 @@ def refused(model: torch.nn.Module, method: schema.Method, call: Json, leaves: l
     except RuntimeError as error:  # an error of torch itself, if autograd detects it
         return error
     return None
+
+
+def called(model: Any, method: schema.Method) -> Callable[..., Any]:
+    """What a call of ``method`` calls: the module, or a function of a loaded one. An original is the function itself."""
+    if method.function and isinstance(model, aotpack_loader.LoadedProgram):
+        return model.aotpack.method(method.function)
+    return model  # type: ignore[no-any-return]
 
 
 def flatten(tree: schema.Tree, value: Any) -> list[Any]:

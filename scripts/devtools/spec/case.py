@@ -16,7 +16,10 @@ Json = Any
 
 @dataclass
 class Call:
-    """A call: its arguments, its mode, and the use of its results. ``refused`` is the rule that it breaks."""
+    """A call: its arguments, its mode, and the use of its results. ``refused`` is the rule that it breaks.
+
+    ``function`` is called; empty: the model itself.
+    """
 
     leaves: list[Any]
     training: bool = True
@@ -25,6 +28,7 @@ class Call:
     refused: str = ""
     kind: str = "InputError"
     contains: str = ""
+    function: str = ""
 
 
 @dataclass

@@ -11,6 +11,7 @@ import dataclasses
 from .case import Case, Function
 from .cases_autograd import AUTOGRAD
 from .cases_documents import DOCUMENTS
+from .cases_functions import FUNCTIONS
 from .cases_optimizers import OPTIMIZERS
 from .cases_results import RESULTS_AND_WRITES
 from .cases_rules import RULES
@@ -23,7 +24,9 @@ __all__ = ["CASES", "Case", "Function"]
 DECLARED = {"flags": "declared_flags", "result_sources": "declared_sources"}
 """Cases of version 1.1, and their names in version 1.2, which names their features."""
 
-CASES: dict[str, Case] = RESULTS_AND_WRITES | VALUES | AUTOGRAD | DOCUMENTS | UNTRUSTED | RULES | COMPILED | OPTIMIZERS
+CASES: dict[str, Case] = (
+    RESULTS_AND_WRITES | VALUES | AUTOGRAD | DOCUMENTS | UNTRUSTED | RULES | COMPILED | OPTIMIZERS | FUNCTIONS
+)
 CASES |= {
     new: dataclasses.replace(CASES[old], about=f"`{old}` of a program that names its feature", covers=["V4"])
     for old, new in DECLARED.items()

@@ -95,6 +95,11 @@ def _constant(shape: list[int]) -> Callable[[Documents], object]:
     return _method(lambda m: _set(next(primal for primal in m["primals"] if primal["type"] == "constant"), "shape", shape))
 
 
+def _function_unnamed(documents: Documents) -> None:
+    documents.program["features"] = ["functions"]
+    documents.method["function"] = "no name"
+
+
 def _array_code(**fields: Any) -> Json:
     return {"parameters": [], "results": [], "outputs": [{"type": "value", "index": 0}], **fields}
 
@@ -282,6 +287,7 @@ MORE_INVALID: dict[str, Invalid] = {
         _method(lambda m: m["updates"][0]["tree"]["items"].__setitem__(0, {"type": "given", "path": m["updates"][0]["path"]})),
         base="containers",
     ),
+    "function_unnamed": Invalid("C43", "C43:", _function_unnamed),
     "constant_too_small": Invalid("W8", "W8:", _constant([2, 3]), base="stored"),
     "constant_in_part": Invalid("W8", "W8:", _constant([1, 2]), base="stored"),
     "many_items": Invalid("S4", "items", _many_items),

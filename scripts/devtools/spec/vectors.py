@@ -30,6 +30,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import aotpack
+from aotpack.capture import MethodModule
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AotpackError
 from aotpack_loader.format import schema
@@ -170,17 +171,20 @@ def write_case(name: str, case: CallCase, folder: Path) -> None:
     calls = []
     for number, call in enumerate(case.calls()):
         mode = (call.training, call.grad)
-        served = [n for n, m in methods.items() if mode in [(s.training, s.grad) for s in m.serves]]
+        own = {n: m for n, m in methods.items() if m.function == call.function}
+        served = [n for n, m in own.items() if mode in [(s.training, s.grad) for s in m.serves]]
         prefix = f"call_{number}"
         leaves, given = recorded(call.leaves, prefix)
         written = {"prefix": prefix, "training": call.training, "grad": call.grad, "leaves": leaves, **call.more}
-        written["method"] = served[0] if served else next(iter(methods))
+        written["method"] = served[0] if served else next(iter(own))
         tensors |= given
         if call.refused:
             written["refused"] = {"rule": call.refused, "kind": call.kind, "contains": call.contains}
         else:
             model = _seeded(case.model)
             original = model if isinstance(model, nn.Module) else Function(model)
+            if call.function:
+                original = MethodModule(original, case.build["methods"][call.function].function)
             seen = run(original, methods[served[0]], written, call.leaves)
             tensors |= {f"{prefix}.{key}": value.contiguous().clone() for key, value in seen.tensors.items()}
             written |= {"others": seen.others, "facts": _as_specified(seen.facts, methods[served[0]])}

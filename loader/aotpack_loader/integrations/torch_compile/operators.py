@@ -87,8 +87,9 @@ def _decoded(number: int, digest: str, method: str, text: str, tensors: Sequence
 
 def _calls_of(program: Any) -> Iterator[MethodCall]:
     yield from program._aotpack_calls.values()
-    for several in program._aotpack_variants.values():
-        yield from several
+    for served in (program._aotpack_variants, *program._aotpack_functions.values()):
+        for several in served.values():
+            yield from several
 
 
 def _decode(item: Any, tensors: Sequence[Any]) -> Any:

@@ -14,13 +14,13 @@ from .methods import methods_of
 from .operators import number_of
 
 
-def call_in_graph(program: Any, args: Any, kwargs: Any) -> Any:
-    """What Dynamo traces instead of a call. Values of the plan are constants of the trace."""
+def call_in_graph(program: Any, args: Any, kwargs: Any, function: str = "") -> Any:
+    """What Dynamo traces instead of a call of a program, or of a function. Values of the plan are constants of the trace."""
     if not MODULES_ARE_CONSTANTS:
         graph_break("torch.export cannot trace a loaded bundle; torch.compile has it as one operator from torch 2.13 on")
     if is_exported():
         graph_break("torch.export cannot trace a loaded bundle: its graphs are compiled; export the model itself")
-    plan = _plan(program, program.training)
+    plan = _plan(program, program.training, function)
     if isinstance(plan, str):
         graph_break(plan)
     number, digest, method, names, mutations, results, tree = plan
@@ -76,14 +76,19 @@ def _text(args: Any, kwargs: Any) -> str:
 
 
 @constant_while_tracing
-def _plan(program: Any, training: bool) -> Any:
+def _plan(program: Any, training: bool, function: str) -> Any:
     """How the trace calls a program in the current modes, as plain data; a text says why it cannot."""
-    call = program._aotpack_calls.get((training, torch.is_grad_enabled()))
+    mode, variants = (training, torch.is_grad_enabled()), program._aotpack_variants
+    call = program._aotpack_calls.get(mode)
+    if function:
+        served = program._aotpack_functions[function]
+        variants = {mode: several for mode, several in served.items() if len(several) > 1}
+        call = served[mode][0] if mode in served else None
     if call is None:
         return "a loaded bundle has no method for this mode"
-    if program._aotpack_variants:
+    if variants:
         try:
-            call = program._aotpack_under_autocast(call)
+            call = program._aotpack_under_autocast(call, variants)
         except AotpackError as error:
             return error.summary
     try:
