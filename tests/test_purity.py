@@ -54,7 +54,7 @@ def test_loading_and_a_step_import_no_compiler(
 
 START = frozenset({
     "", "_process", "_torch_compat", "errors", "loading", "options", "text", "trust", "value",
-    "module", "module.edits", "module.frozen", "module.original_class", "module.outline", "module.program",
+    "module", "module.edits", "module.frozen", "module.info", "module.original_class", "module.outline", "module.program",
     "module.submodules", "opening", "opening.documents", "opening.from_record", "opening.own_class", "opening.record_files",
     "opening.recording",
     "archive", "archive.bundle", "archive.cache", "archive.checked", "archive.digest", "archive.layout", "archive.manifests",

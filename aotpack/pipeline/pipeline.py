@@ -105,9 +105,8 @@ def build(
         dynamic_shapes: the dynamic sizes, in the form that ``torch.export`` takes.
         partitioner: ``"min-cut"`` or ``"default"``.
         memory_budget: the share of activation memory that may be saved for the backward, 0..1.
-        methods: any of ``train``, ``infer``, ``eval``. The default is ``train`` and ``infer``. A
-            default ``infer`` that cannot be built is left out, with a warning. Or functions of the model by
-            name, ``{"encode": aotpack.Method(encode, (x,))}``, for ``loaded.aotpack.method("encode")``.
+        methods: any of ``train``, ``infer``, ``eval``. By default ``train``, and ``infer`` if it can be built.
+            Or functions of the model by name, ``{"encode": aotpack.Method(encode, (x,))}``.
         front_ends: which front ends may trace the model, in order of preference: any of
             ``dynamo``, ``export``, ``trace``.
         rng: ``"eager"`` draws the same random numbers as eager under the same seed, on every

@@ -18,8 +18,9 @@ from ..errors import BundleError, DirectoryError, TargetError
 from ..format import schema
 from ..format.subclasses import backward_arity, forward_arity, stored_parts, uses_subclasses
 from ..format.versions import torch_satisfies
+from ..module.info import LoadInfo
 from ..module.outline import outline_of
-from ..module.program import LoadedProgram, LoadInfo
+from ..module.program import LoadedProgram
 from ..options import LoadOptions, pinned
 from ..runtime.call import MethodCall
 from ..runtime.loaded_method import LoadedMethod

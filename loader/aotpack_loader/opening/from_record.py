@@ -26,8 +26,9 @@ from ..devices.call_library import SWITCH, CallLibrary, NativeCall, OpenedCode, 
 from ..devices.call_sizes import make
 from ..devices.packages import library_of, package_of, require_operators
 from ..errors import CorruptBundleError, DirectoryError
+from ..module.info import LoadInfo
 from ..module.outline import EntryOutline, ModuleOutline, Outline, ParameterOutline
-from ..module.program import LoadedProgram, LoadInfo
+from ..module.program import LoadedProgram
 from ..trust import decide_trust
 from ..value import Value
 from . import record_files

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ..module.info import LoadInfo
 from ..module.original_class import OriginalClass, set_type
 from ..module.outline import Outline, outline_of, signature_of
-from ..module.program import LoadedProgram, LoadInfo
+from ..module.program import LoadedProgram
 from ..module.submodules import root_class
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from ..format import media_types, schema
 from ..format.interface import call_trees
 from ..format.native_call import encode
 from ..format.traits import Trait, unsupported
+from ..module.info import LoadInfo
 from ..module.outline import ModuleOutline, Outline
-from ..module.program import LoadInfo
 from ..options import LoadOptions
 from ..runtime import native
 from ..runtime.call import MethodCall

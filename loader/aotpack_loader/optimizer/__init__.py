@@ -1,4 +1,4 @@
 """Optimizers of a bundle: instances of ``torch.optim.Optimizer`` whose step is compiled code.
 
-Only :meth:`..module.program.LoadInfo.optimizer` imports this package.
+Only :meth:`..module.info.LoadInfo.optimizer` imports this package.
 """
