@@ -276,6 +276,32 @@ def test_gradients_are_clipped_as_torch_does(tmp_path: Path) -> None:
             torch.testing.assert_close((p, p.grad), (q, q.grad))
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_whole_steps(accumulate: int, tmp_path: Path) -> None:
+    class WithLoss(Net):
+        def forward(self, x: torch.Tensor) -> Any:
+            y = super().forward(x)
+            return {"loss": y.square().mean(), "y": y}
+
+    model, loaded = built(tmp_path, of("AdamW", lr=0.1), model=WithLoss())
+    eager, own = torch.optim.AdamW(model.parameters(), lr=0.1), loaded.aotpack.optimizer(accumulate=accumulate)
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5) for optimizer in (eager, own)]
+    for i in range(4 * accumulate):
+        x = torch.full((5, 4), float(i))
+        expected = model(x)
+        (expected["loss"] / accumulate).backward()
+        torch.testing.assert_close(own.train_step(x), expected)
+        if (i + 1) % accumulate == 0:
+            eager.step()
+            eager.zero_grad()
+            assert all(p.grad is None for p in loaded.parameters())
+            for schedule in schedules:
+                schedule.step()
+    assert largest_difference(eager, own) == 0
+    with pytest.raises(InputError, match="accumulate is 0"):
+        loaded.aotpack.optimizer(accumulate=0)
+
+
 def test_gradients_that_are_not_finite(tmp_path: Path) -> None:
     _, loaded = built(tmp_path, of("AdamW", lr=0.1))
     loaded(torch.ones(5, 4)).sum().backward()

@@ -24,8 +24,9 @@ from aotpack.tools.cli import main, train
 from aotpack.tools.cli.console import _Console
 from aotpack.tools.training import events
 from aotpack.tools.training.export import export_weights
-from aotpack.tools.training.loop import State, factor_of, loss_of
+from aotpack.tools.training.loop import State, factor_of
 from aotpack_loader.errors import AotpackError
+from aotpack_loader.optimizer.loss import loss_of
 
 
 class Net(nn.Module):

@@ -7,8 +7,7 @@ import os
 import random
 import resource
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -18,6 +17,7 @@ import aotpack_loader
 from aotpack_loader.checkpoints.folder import DOCUMENT
 from aotpack_loader.errors import AotpackError, Problem
 from aotpack_loader.module.program import LoadedProgram
+from aotpack_loader.optimizer.loss import loss_of
 
 from ..measure.steps import call_as_built
 from .data import Data, opened
@@ -228,43 +228,6 @@ def factor_of(schedule: Schedule, step: int, total: int | None, warmup: int) -> 
         return 1.0
     done = (step - warmup) / max(total - warmup, 1)
     return 1 - done if schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-
-
-def loss_of(outputs: Any) -> torch.Tensor:
-    """The result that is called ``loss``, or the only scalar result.
-
-    Raises:
-        AotpackError: there is none, or several; lists the results.
-    """
-    found = dict(_results(outputs, ""))
-    scalars = {name: t for name, t in found.items() if t.dim() == 0 and t.is_floating_point()}
-    named = [name for name in scalars if name == "loss"]
-    chosen = named or [*scalars]
-    if len(chosen) == 1 and scalars[chosen[0]].requires_grad:
-        return scalars[chosen[0]]
-    problems = [Problem(name or "the result", f"{str(t.dtype).removeprefix('torch.')}{[*t.shape]}") for name, t in found.items()]
-    raise AotpackError(
-        "It is not clear which result is the loss.",
-        problems,
-        hint="Build a model that returns a dictionary with 'loss', a number with a gradient, or one such number.",
-    )
-
-
-def _results(value: Any, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a result with their paths."""
-    if isinstance(value, torch.Tensor):
-        yield path, value
-        return
-    if isinstance(value, Mapping):
-        items = {str(key): item for key, item in value.items()}
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        items = dict(zip(value._fields, value, strict=True))
-    elif isinstance(value, (list, tuple)):
-        items = {str(i): item for i, item in enumerate(value)}
-    else:
-        items = {field.name: getattr(value, field.name) for field in fields(value)} if is_dataclass(value) else {}
-    for name, item in items.items():
-        yield from _results(item, f"{path}.{name}" if path else name)
 
 
 def _optimizer_name(asked: str, model: LoadedProgram) -> str:

@@ -60,6 +60,7 @@ class LoadInfo:
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         nonfinite: Nonfinite | None = None,
+        accumulate: int = 1,
         **numbers: Any,
     ) -> LoadedOptimizer:
         """An optimizer of the bundle over the module's parameters.
@@ -69,6 +70,7 @@ class LoadInfo:
             clip_grad_norm: before each step, scale the gradients so that the norm of all is at most this.
             clip_grad_value: before that, limit the elements of the gradients to this magnitude.
             nonfinite: raise an error at a step whose gradients are infinite or NaN, or skip it. By default nobody looks.
+            accumulate: how many calls of ``train_step`` make one step. Gradients are their mean.
             numbers: values for all groups, in place of those of the build: ``lr=1e-3``.
 
         Raises:
@@ -76,7 +78,7 @@ class LoadInfo:
             EditError: a parameter was replaced by one of another type or size, or an option is compiled in.
         """
         from ..optimizer.gradients import Gradients  # a start does not need them
-        from ..optimizer.optimizer import LoadedOptimizer
+        from ..optimizer.optimizer import LoadedOptimizer, Training
 
         described = self.program.optimizers.get(name)
         if described is None or self._updates is None:
@@ -85,8 +87,9 @@ class LoadInfo:
                 f"The bundle has no optimizer {name!r}." if known else "The bundle has no optimizer.",
                 hint=f"It has {known}." if known else "Build it with one: aotpack build model.py --optimizer adamw --lr 1e-3.",
             )
+        training = Training(self._bound, accumulate)
         gradients = Gradients(clip_grad_norm, clip_grad_value, nonfinite)
-        return LoadedOptimizer(described, self._updates, self._bound()._aotpack_state(), numbers, gradients)
+        return LoadedOptimizer(described, self._updates, self._bound()._aotpack_state(), numbers, gradients, training)
 
     def save_checkpoint(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import torch
@@ -17,7 +18,22 @@ from ..devices.call_library import Row
 from ..errors import AotpackError, EditError, InputError, Problem, StateError
 from ..format import schema
 from .gradients import Gradients
+from .loss import loss_of
 from .updates import OpenUpdate, Update, is_like
+
+
+@dataclass
+class Training:
+    """What steps of a training need: the module, how many calls make one, and how many were made since the last."""
+
+    module: Callable[[], torch.nn.Module]
+    accumulate: int
+    calls: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.accumulate) is not int or self.accumulate < 1:
+            raise InputError(f"accumulate is {self.accumulate!r}, and no whole number of at least 1.")
+
 
 KERNELS: Final = frozenset({"foreach", "fused", "capturable", "differentiable", "params", "initial_lr"})
 """Keys of a group that change nothing: which kernels eager would take, and what schedulers note."""
@@ -45,8 +61,9 @@ class LoadedOptimizer(Optimizer):
         parameters: Mapping[str, torch.nn.Parameter],
         given: Mapping[str, Any],
         gradients: Gradients,
+        training: Training,
     ) -> None:
-        self.gradients, self.skipped = gradients, 0
+        self.gradients, self.skipped, self._aotpack_training = gradients, 0, training
         opened = {name: methods(name) for name in dict.fromkeys(update.method for update in described.updates)}
         self._aotpack_updates = [Update(update, opened[update.method]) for update in described.updates]
         self._aotpack_kind = described.name
@@ -135,6 +152,31 @@ class LoadedOptimizer(Optimizer):
                 tensors = group.tensors(values)
                 update.run(rows, [tensors[path] for path in update.numbers])
         return loss
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module with these arguments, compute the gradients of its loss, update, and drop the gradients.
+
+        The loss is the result that is called ``loss``, or the only scalar result. With ``accumulate=n``, gradients
+        are the mean over n calls, and the nth updates.
+
+        Returns:
+            What the module returns.
+
+        Raises:
+            AotpackError: it is not clear which result is the loss, or :meth:`step` refuses.
+        """
+        training = self._aotpack_training
+        if training.calls == 0:
+            self.zero_grad()
+        with torch.enable_grad():
+            result = training.module()(*args, **kwargs)
+            loss = loss_of(result)
+            (loss / training.accumulate if training.accumulate > 1 else loss).backward()
+        training.calls = (training.calls + 1) % training.accumulate
+        if training.calls == 0:
+            self.step()
+            self.zero_grad()
+        return result
 
     def _aotpack_gradients(self) -> dict[str, torch.Tensor]:
         """The gradients that a step takes, by the names of their parameters."""
