@@ -76,12 +76,12 @@ def command(
     """
     import aotpack_loader
 
-    from ..training.loop import Asked, load, train
+    from ..training.loop import Asked, train
 
     subclasses = import_modules(modules)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", aotpack_loader.BackendWarning)  # the report names the target
-        model = load(bundle, backend=backend, trust=trust, subclasses=subclasses)
+        model = aotpack_loader.load(bundle, backend=backend, trust=trust, subclasses=subclasses)
     with _shown(stderr()) as observer:
         report = train(Asked(bundle, **asked), model, observer)
     if as_json:

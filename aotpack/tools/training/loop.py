@@ -13,7 +13,6 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-import aotpack_loader
 from aotpack_loader.checkpoints.folder import DOCUMENT
 from aotpack_loader.errors import AotpackError, Problem
 from aotpack_loader.module.program import LoadedProgram
@@ -213,11 +212,6 @@ class _Run:
         path = self._asked.out / CHECKPOINT
         self._model.aotpack.save_checkpoint(path, optimizer=self._optimizer, step=self.step, extra=extra)
         self._saved = self.step
-
-
-def load(bundle: Path, **options: Any) -> LoadedProgram:
-    """Load a bundle with the options of ``aotpack_loader.load``."""
-    return aotpack_loader.load(bundle, **options)
 
 
 def factor_of(schedule: Schedule, step: int, total: int | None, warmup: int) -> float:
