@@ -95,10 +95,9 @@ def build(
 
     Args:
         model: an ``nn.Module``, or a function over tensors and nested containers of them.
-        args: example inputs. The build uses the types, sizes and ``requires_grad`` of their
-            tensors. It traces without values, except for ``branches="example"`` and ``warm_up``. The
-            ``check`` and ``self_test`` call the model with them. Tensors on ``meta`` have none; the
-            check draws values for them. Null: ``methods`` has those of all methods.
+        args: example inputs. The build uses types, sizes and ``requires_grad`` of their tensors. It traces
+            without values, except for ``branches="example"`` and ``warm_up``. The ``check`` and ``self_test``
+            call the model with them; the check draws values for tensors on ``meta``. Null: ``methods`` has all.
         kwargs: example inputs by name.
         out: the ``.aotpack`` file (or directory) to write.
         targets: what to compile for: ``"cpu"``, ``"cpu:x86-64-v3"``, ``"portable"``.
