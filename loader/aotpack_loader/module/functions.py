@@ -47,13 +47,11 @@ class LoadedFunction:
 
 
 def function_of(module: Any, name: str) -> LoadedFunction:
-    """The function ``name`` of a module. None: the module no longer exists.
+    """The function ``name`` of a loaded module.
 
     Raises:
         AotpackError: there is no such function.
     """
-    if module is None:
-        raise AotpackError("The loaded module no longer exists.", hint="Keep it: model = aotpack_loader.load(...).")
     functions = module._aotpack_functions
     if name not in functions:
         known = ", ".join(functions)

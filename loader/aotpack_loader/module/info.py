@@ -170,7 +170,7 @@ class LoadInfo:
         """
         from .functions import function_of  # a start does not need it
 
-        return function_of(None if self._module is None else self._module(), name)
+        return function_of(self._bound(), name)
 
     def __repr__(self) -> str:
         rejected = "".join(f"\n  not {name}: {reason}" for name, reason in self.rejected.items())
