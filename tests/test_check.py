@@ -344,6 +344,31 @@ class Adding(nn.Module):
         return Summed.apply(x, weight, self.factor)  # type: ignore[no-untyped-call]
 
 
+class Normed(nn.Module):
+    """A layer norm of half precision whose weights are float32: by eager's kernel, or computed in float32."""
+
+    def __init__(self, factor: float | None) -> None:
+        super().__init__()
+        self.factor, self.norm = factor, nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.factor is None:
+            normed: torch.Tensor = self.norm(x)
+            return normed
+        return (F.layer_norm(x.float(), (16,)) * self.norm.weight * self.factor + self.norm.bias).to(x.dtype)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_a_kernel_that_adds_in_half_precision_is_no_reference_for_float32(factor: float) -> None:
+    method: Any = SimpleNamespace(autocast=None)
+    example = Example((torch.randn(64, 16, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_(),), {})
+    eager, other = (Eager(Normed(each), method, True, Call()) for each in (None, factor))
+    reference, found = Reference(eager, example, same_numbers=True), other.run(example)
+    gradients = [value_at(seen, "state.norm.bias.grad") for seen in (reference.plain, found)]
+    assert not torch.allclose(*(gradient for gradient in gradients if gradient is not None), rtol=1e-4)
+    assert bool(reference.differences(found)) is (factor != 1.0)
+
+
 def test_a_reentrant_checkpoint_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It refuses a backward for chosen leaves, so there the gradients go to all."""
     x = torch.randn(3, requires_grad=True)

@@ -79,6 +79,17 @@ def test_sizes_that_the_model_narrows_are_reported(tmp_path: Path, front_end: st
             )
 
 
+@pytest.mark.parametrize("front_end", ["dynamo", "trace"])  # torch.export ends in an error of its own, which names both
+def test_sizes_of_two_names_that_the_model_makes_one_are_reported(tmp_path: Path, front_end: str) -> None:
+    shapes = {"x": {0: Dim("rows"), 1: Dim("columns")}, "y": {0: Dim("others"), 1: Dim("columns")}}
+    options = {"targets": ("portable",), "methods": ("infer",), "front_ends": (front_end,), "dynamic_shapes": shapes}
+    report = aotpack.build(lambda x, y: x + y, (rows(4), rows(4)), out=tmp_path / "m.aotpack", **options)
+    said = "'infer': x.shape[0] (rows) and y.shape[0] (others) are one size: the model takes only equal ones"
+    assert report.warnings == (said,)
+    report = aotpack.build(both, (rows(4), rows(4)), out=tmp_path / "m.aotpack", **options)
+    assert report.warnings == ()
+
+
 @pytest.mark.parametrize("front_end", ["dynamo", "export", "trace"])
 @pytest.mark.parametrize(
     ("shapes", "example", "good", "bad"),

@@ -128,7 +128,7 @@ def test_a_value_of_the_user_is_not_made_again(tmp_path: Path) -> None:
 
 def test_linspace_of_a_size_that_varies(tmp_path: Path) -> None:
     def model(x: Tensor) -> Tensor:
-        grid = torch.linspace(-1.5, 2, x.shape[0], dtype=torch.float64)
+        grid = torch.linspace(-1.5, 2, x.shape[0], dtype=torch.float64) + torch.linspace(0, x.shape[0] - 1, x.shape[0])
         return x * torch.linspace(1, 0, 2 * x.shape[0] + 1)[::2][1:] + grid + torch.linspace(3, 3, x.shape[0])
 
     sizes = {"x": {0: Dim("rows", min=1, max=999)}}

@@ -70,6 +70,9 @@ LAYOUTS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "no elements": (lambda x, y: x + y, (_image(0, 4), _image(0, 4))),
     "no dimensions": (lambda x: x.sum() + x.prod() * 2j, (_image(3),)),
     "a complex factor": (lambda x, y: torch.add(x, y, alpha=2.5 + 1j), (_image(3, 4), _image(3, 4))),
+    "masked": (lambda x: x.masked_fill(x.real > 0, 0) + torch.where(x.imag > 0, x, 1.5 - 1j), (_image(3, 4),)),
+    "filled": (lambda x: x + torch.full((4,), x.real[0, 0].item(), dtype=torch.complex64), (_image(3, 4),)),
+    "compared": (lambda x: x * (x != 1j) * (x.real == 0j), (_image(3, 4),)),
     "rolled": (lambda x: torch.fft.fftshift(x, (2, 3)) * 1, (_image(2, 3, 4, 5, channels_last=True),)),
     "two slices of a spectrum": (
         lambda x, w: torch.fft.irfft2(torch.cat([x[:, :, :2] * w[0], x[:, :, -2:] * w[1]], 2)).to(torch.complex64),

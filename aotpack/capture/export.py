@@ -51,6 +51,8 @@ def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
         joint = aot_autograd.export_joint(
             exported.module(check_guards=False), fake_args, fake_kwargs, source.decompositions, observe=source.returned.observe
         )
+    # The exported module returns tuples for a torch.Size.
+    source.returned.spec = aot_autograd.with_sizes(source.returned.spec, exported.call_spec.out_spec)
     _check_bounds(joint.graph_module.graph)
     return with_dry_run(dry_run, assigned, joint), lost(regions, joint)
 

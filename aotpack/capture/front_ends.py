@@ -24,6 +24,7 @@ from .._torch.api import fake_tensors, messages
 from .._torch.api.asserted import AssertedArguments
 from .._torch.api.averages import traced_averages
 from .._torch.api.causal_masks import unknown_masks_kept
+from .._torch.api.diagonals import DiagonalFills
 from .._torch.api.distributions import asserted_distributions
 from .._torch.api.factories import VaryingFactories
 from .._torch.api.inference import traced_inference
@@ -216,6 +217,7 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         traced_random(exact=exact_random),
         AssertedArguments(),
         VaryingFactories(),
+        DiagonalFills(),
         asserted_distributions(),
         unknown_masks_kept(),
         unmoved_modules(),

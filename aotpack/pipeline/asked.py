@@ -93,6 +93,16 @@ def narrowed(
             yield from (f"{where}, Dim.AUTO: {found.message}" for found in _narrower(where, ranges[size], low, high))
 
 
+def merged(shapes: DynamicShapes, leaves: Sequence[schema.InputLeaf]) -> Iterator[str]:
+    """Say which sizes of different names the model takes only where they are equal, so that they became one."""
+    first: dict[str, tuple[str, str]] = {}
+    for where, size, bounds in _declared_sizes(shapes, leaves):
+        if isinstance(size, str) and bounds.name:
+            name, path = first.setdefault(size, (bounds.name, where))
+            if name != bounds.name:
+                yield f"{path} ({name}) and {where} ({bounds.name}) are one size: the model takes only equal ones"
+
+
 def _at(lines: Mapping[int, str], size: int) -> str:
     return f" [at {lines[size]}]" if lines.get(size) else ""
 

@@ -33,7 +33,7 @@ from ..capture.source_lines import of_stack
 from ..guards import one, strides, zero_one
 from ..partition.rng import drawn_anew
 from . import double_backward
-from .asked import check_dynamic, check_turned_on, labelled, narrowed, relations, without_one
+from .asked import check_dynamic, check_turned_on, labelled, merged, narrowed, relations, without_one
 from .capture_remarks import remark_on, remark_on_modes
 from .context import BuildContext
 from .gradients_only import ask_without_gradients
@@ -291,7 +291,8 @@ def _with_labels(
     shapes, method = context.shapes, convention.method
     symbols = labelled(method.symbols, shapes, method.leaves)
     check_dynamic(shapes, method.leaves, symbols, method.constraints, lines, second=plan.role == "derivative")
-    for found in narrowed(shapes, method.leaves, symbols, lines) if plan.role == "call" else ():
+    told = [*narrowed(shapes, method.leaves, symbols, lines), *merged(shapes, method.leaves)]
+    for found in told if plan.role == "call" else ():
         context.run.warn(f"{plan.name!r}: {found}")
     if method.constraints:
         shown = ", ".join(map(Labels(symbols, sources_of(method.leaves)).text, method.constraints))

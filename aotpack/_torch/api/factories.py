@@ -52,8 +52,13 @@ def _pad_sequence(
 
 
 def _varies(start: Any, end: Any, steps: Any, *, out: Any = None, dtype: Any = None, **options: Any) -> bool:
-    plain = isinstance(start, (int, float)) and isinstance(end, (int, float)) and out is None
-    return plain and (dtype or torch.get_default_dtype()) in (torch.float32, torch.float64) and not has_static_value(steps)
+    plain = all(isinstance(number, (int, float, torch.SymInt, torch.SymFloat)) for number in (start, end))
+    return (
+        plain
+        and out is None
+        and (dtype or torch.get_default_dtype()) in (torch.float32, torch.float64)
+        and not has_static_value(steps)
+    )
 
 
 def _linspace(

@@ -21,6 +21,9 @@ _EXACT: Final = {
 }  # fmt: skip
 """Operators that return numbers of their inputs, or whole ones. Equal numbers stay equal there."""
 
+_ADDS_IN_HALF: Final = {"native_layer_norm_backward"}
+"""Operators whose kernels add numbers of half precision in half precision, also for sums that they return in float32."""
+
 _OVERLAPS: Final = 1
 """What torch answers of a tensor of which several elements are one; such a tensor cannot be written to."""
 
@@ -84,7 +87,8 @@ class Nudged(TorchDispatchMode):
                 for tensor in tree_leaves(value):
                     if isinstance(tensor, torch.Tensor) and tensor.numel():
                         terms = min(largest // tensor.numel(), _IN_A_ROW) if in_backward else 0
-                        nudge(tensor, self._generator, self._roundings * max(terms // _TERMS, 1))
+                        coarse = _coarser(func, args, tensor.dtype)
+                        nudge(tensor, self._generator, self._roundings * max(terms // _TERMS, 1) * coarse)
         return result
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -93,3 +97,10 @@ class Nudged(TorchDispatchMode):
         made = tensor.clone()
         nudge(made, self._generator, self._roundings)
         return made
+
+
+def _coarser(func: Any, args: tuple[Any, ...], dtype: torch.dtype) -> int:
+    """How many roundings of ``dtype`` are one of the type in which the kernel of an operator adds."""
+    if func._schema.name.removeprefix("aten::") not in _ADDS_IN_HALF or not dtype.is_floating_point:
+        return 1
+    return max(int(torch.finfo(args[0].dtype).eps / torch.finfo(dtype).eps), 1)

@@ -323,6 +323,15 @@ def tree_children(spec: Any) -> list[Any]:
     return list(children()) if callable(children) else list(spec.children_specs)
 
 
+def with_sizes(spec: Any, original: Any) -> Any:
+    """A pytree spec in which tuples are a ``torch.Size`` where they are one in ``original``."""
+    children, others = tree_children(spec), tree_children(original)
+    if spec.is_leaf() or len(children) != len(others):
+        return spec
+    kind = torch.Size if (spec.type, original.type) == (tuple, torch.Size) else spec.type
+    return type(spec)(kind, spec.context, list(map(with_sizes, children, others)))
+
+
 def participates_in_backward(info: Any) -> bool:
     """Whether an output takes part in the backward; releases before 2.12 do not distinguish views
     made under ``no_grad``.

@@ -203,12 +203,33 @@ SUBJECTS: tuple[tuple[str, Callable[..., Any], tuple[Spec, ...]], ...] = (
     ("gradients of losses (eager raises without)", of_losses, (g(4, 6, dtype=torch.float64), t(4, 6, dtype=torch.float64))),
 )
 
+
+def filled_diagonals(x: Tensor, buffer: Tensor) -> tuple[Tensor, ...]:
+    """torch fills a diagonal by ``as_strided``, also that of a view."""
+    products = x @ x.mT
+    buffer[1].fill_diagonal_(3.0)
+    cube = torch.stack([products, products * 2, products * 3]).mT.fill_diagonal_(0.5)
+    tall = torch.cat([products, products]).view(6, 3)
+    return (
+        torch.cov(x).fill_diagonal_(0) * x,
+        products[None].squeeze(0).fill_diagonal_(-float("inf")).softmax(-1),
+        cube * 2,
+        tall.fill_diagonal_(1.5),
+        torch.zeros(6, 3).fill_diagonal_(2, wrap=True) * x[0],
+        buffer * x,
+    )
+
+
 CASES: list[Case] = [
     case(f"as_strided: {name}, {target}", function, *specs, methods=("train",), targets=(target,))
     for name, function, specs in SUBJECTS
     for target in ("portable", "cpu")
 ]
 CASES += [
+    *(
+        case(f"as_strided: diagonals of views are filled, {target}", filled_diagonals, g(3, 3), t(2, 3, 3), targets=(target,))
+        for target in ("portable", "cpu")
+    ),
     *(
         case(
             f"as_strided: draws, {target}",

@@ -153,6 +153,25 @@ def constant_channels(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return F.instance_norm(rows, eps=0.0), F.instance_norm(rows, weight=y, bias=y, eps=0.0), F.group_norm(rows, 3, eps=0.0)
 
 
+def images_of_nothing(x: Tensor) -> tuple[Tensor, ...]:
+    """Images of a batch without rows, enlarged."""
+    modes = ("nearest", "nearest-exact")
+    shapes = (x[..., 0], x, x[:, :, None])
+    made = [F.interpolate(each, scale_factor=2, mode=mode) for each in shapes for mode in modes]
+    return *made, F.interpolate(x, size=(3, 7), mode="bilinear"), F.adaptive_avg_pool2d(x, 1)
+
+
+def statistics(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    """Norms of half precision with float32 weights, whose gradients are float32: statistics are not rounded."""
+    return (
+        F.batch_norm(x, None, None, weight, bias, training=True),
+        F.batch_norm(x, torch.zeros(3), torch.ones(3), training=True),
+        F.instance_norm(x, weight=weight, bias=bias),
+        F.group_norm(x, 3, weight, bias),
+        F.layer_norm(x, (5,)),
+    )
+
+
 def large_margins(x: Tensor) -> tuple[Tensor, ...]:
     signs = torch.ones_like(x).cumsum(-1) % 2 * 2 - 1
     return F.soft_margin_loss(x, signs), F.soft_margin_loss(x, signs, reduction="none")
@@ -244,6 +263,8 @@ CASES: list[Case] = [
             ),
             ("ranges", ranges, [g(6)]),
             ("channels that do not vary", constant_channels, [g(6), g(3)]),
+            ("statistics of half precision", statistics, [g(4, 3, 5, dtype=torch.bfloat16), g(3), g(3)]),
+            ("images of an empty batch", images_of_nothing, [g(0, 3, 4, 4)], "portable"),
             ("results of equal calls", equal_calls, [g(3, 4)]),
             ("squares and sums of half precision", quotients, [_leaf(_SMALL.half()), _leaf(_SMALL.flip(0).half())]),
             ("margins out of range", large_margins, [_leaf(torch.linspace(-300.0, 300.0, 35))]),

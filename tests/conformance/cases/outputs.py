@@ -631,6 +631,15 @@ CASES: list[Case] = [
     case("outputs: quantized inside", lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(), g(3)),
     case("outputs: a device, a layout, a memory format", descriptions, g(2)),
     case("outputs: sizes, dynamic", number_from_shape, g(4, 3), dynamic_shapes={"x": {0: torch.export.Dim("batch")}}),
+    *(
+        case(
+            f"outputs: sizes that depend on data, {end}",
+            lambda x: {"a": [x.nonzero().shape, x.sin()], "b": (tuple(x.shape), x.shape)},
+            g(4, 3),
+            front_ends=(end,),
+        )
+        for end in ("dynamo", "export", "trace")
+    ),
     case("outputs: namedtuple", lambda x: Pair(x * 2, [x.sum()]), g(3)),
     case("outputs: torch.return_types", lambda x: x.max(0), g(3, 2)),
     case("outputs: torch.return_types sort", lambda x: torch.sort(x), g(3)),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
+from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size, statically_known_true
 
 from ...api.patching import with_items
 from ..applying import counted
@@ -115,6 +115,13 @@ def _attention(
     return NotImplemented  # torch's own fake kernel computes the result
 
 
+def _nearest(mode: FakeTensorMode, func: Any, x: torch.Tensor, size: Sequence[int], *scales: Any) -> Any:
+    """Images of an empty batch. torch's own fake kernel then checks a product of sizes, which is no ``bool``."""
+    if not statically_known_true(x.shape[0] == 0) or 0 in (*x.shape[1:], *size) or len(size) != x.dim() - 2:
+        return NotImplemented
+    return x.new_empty((*x.shape[:2], *size))
+
+
 def _like(index: int) -> Callable[..., torch.Tensor]:
     """A new tensor of the sizes and the type of an argument."""
     return lambda mode, func, *args, **options: args[index].new_empty(args[index].shape)
@@ -142,6 +149,11 @@ _FAKES: dict[Any, Callable[..., Any]] = {
     _aten._standard_gamma_grad.default: _like(0),
     _aten.binomial.default: _like(0),
     _aten.geqrf.default: _geqrf,
+    **{
+        getattr(_aten, f"{name}{dims}d").default: _nearest
+        for name in ("upsample_nearest", "_upsample_nearest_exact")
+        for dims in (1, 2, 3)
+    },
     _aten.linalg_lstsq.default: _lstsq,
     _aten.histogram.bin_ct: _histogram,
     _aten.histogram.bins_tensor: _histogram,

@@ -24,14 +24,10 @@ Types = Callable[[Sequence[Any], Sequence[torch.Tensor]], Sequence[torch.dtype]]
 """Computes the element types of a kernel's results from its arguments and what the fake kernel returns."""
 
 
-def _statistics(*parameters: int) -> Types:
-    """Statistics are computed in the type of the first of these parameters that is given, else of the input."""
-
-    def types(args: Sequence[Any], results: Sequence[torch.Tensor]) -> Sequence[torch.dtype]:
-        given = [args[index] for index in (*parameters, 0) if args[index] is not None]
-        return [results[0].dtype, given[0].dtype, given[0].dtype, *(result.dtype for result in results[3:])]
-
-    return types
+def _type_of_statistics(args: Sequence[Any], parameters: Sequence[int]) -> torch.dtype:
+    """The type of the first of these parameters that is given, else of the input."""
+    given: torch.Tensor = next(args[index] for index in (*parameters, 0) if args[index] is not None)
+    return given.dtype
 
 
 _BATCH_NORMS = (
@@ -42,12 +38,13 @@ _BATCH_NORMS = (
     "_native_batch_norm_legit_no_training",
     "native_batch_norm",
 )
-_NORMS: dict[str, Types] = {
-    **dict.fromkeys(_BATCH_NORMS, _statistics(1, 2, 3, 4)),
-    "_native_batch_norm_legit.no_stats": _statistics(1, 2),
-    "native_group_norm": _statistics(1, 2),
-    "native_layer_norm": _statistics(2, 3),
+_NORMS = {
+    **dict.fromkeys(_BATCH_NORMS, (1, 2, 3, 4)),
+    "_native_batch_norm_legit.no_stats": (1, 2),
+    "native_group_norm": (1, 2),
+    "native_layer_norm": (2, 3),
 }
+"""Operators and their parameters: the statistics, which are the second and the third result, have the type of one."""
 _LOSSES = {
     "binary_cross_entropy": 0,
     "huber_loss": 0,
@@ -58,8 +55,18 @@ _LOSSES = {
 }
 """Operators and the argument whose type the result has."""
 
+
+def _norm(parameters: Sequence[int]) -> Types:
+    def types(args: Sequence[Any], results: Sequence[torch.Tensor]) -> Sequence[torch.dtype]:
+        statistics = _type_of_statistics(args, parameters)
+        return [results[0].dtype, statistics, statistics, *(result.dtype for result in results[3:])]
+
+    return types
+
+
+_STATISTICS = {operator_named(name): parameters for name, parameters in _NORMS.items()}
 _TYPED_AS = {operator_named(name): index for name, index in _LOSSES.items()}
-_KERNELS: dict[Any, Types] = {operator_named(name): types for name, types in _NORMS.items()} | {
+_KERNELS: dict[Any, Types] = {operator: _norm(parameters) for operator, parameters in _STATISTICS.items()} | {
     operator: lambda args, results, index=index: [args[index].dtype] for operator, index in _TYPED_AS.items()
 }
 
@@ -91,15 +98,31 @@ def _of_type(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def decomposed_in_types(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
-    """Decompositions of losses whose results have the types of kernels."""
+    """Decompositions of norms and losses whose results have the types of kernels."""
     if not is_applied(_FIX):
         return dict(table)
-    return {op: _typed(op, rule, _TYPED_AS[op]) if op in _TYPED_AS else rule for op, rule in table.items()}
+    losses = {op: _typed(op, table[op], index) for op, index in _TYPED_AS.items() if op in table}
+    norms = {op: _with_statistics(op, table[op], parameters) for op, parameters in _STATISTICS.items() if op in table}
+    return {**table, **losses, **norms}
 
 
 def _typed(op: Any, rule: Callable[..., Any], index: int) -> Callable[..., Any]:
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         found = rule(*args, **kwargs)
         return found.to(in_order(op, args, kwargs)[index].dtype) if isinstance(found, torch.Tensor) else found
+
+    return decomposed
+
+
+def _with_statistics(op: Any, rule: Callable[..., Any], parameters: Sequence[int]) -> Callable[..., Any]:
+    """A norm's decomposition. torch's rounds the statistics to the type of the input, before a backward uses them."""
+
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        x, *others = in_order(op, args, kwargs)
+        statistics = _type_of_statistics([x, *others], parameters)
+        if statistics == x.dtype:
+            return rule(x, *others)
+        found = rule(x.to(statistics), *others)
+        return found if found is NotImplemented else (found[0].to(x.dtype), *found[1:])
 
     return decomposed

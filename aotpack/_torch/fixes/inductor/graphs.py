@@ -16,7 +16,7 @@ from ...api.patching import replaced
 from ..applying import reached
 
 _aten = torch.ops.aten
-_OF_TENSORS = {getattr(_aten, name).Scalar: getattr(_aten, name).Tensor for name in ("add", "sub", "mul", "div")}
+_OF_TENSORS = {getattr(_aten, name).Scalar: getattr(_aten, name).Tensor for name in ("add", "sub", "mul", "div", "eq", "ne")}
 
 
 def pass_complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
@@ -45,7 +45,8 @@ def pass_complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
             takes_tensor = isinstance(argument.type, torch.TensorType)
             if isinstance(value, kinds) and (takes_tensor or (isinstance(value, complex) and node.target in _OF_TENSORS)):
                 reached("inductor-numbers-beside-complex")
-                whole = found.new_empty(())
+                kind = found.dtype if found.is_complex() else torch.result_type(node.args[0].meta["val"], value)
+                whole = found.new_empty((), dtype=kind)
                 with graph.inserting_before(node):
                     made = graph.call_function(_aten.full.default, ((), value), {"dtype": whole.dtype, "device": whole.device})
                 made.meta |= node.meta | {"val": whole}
@@ -59,13 +60,16 @@ def split_complex_numbers(module: torch.fx.GraphModule) -> None:
     a number.
     """
     graph, full = module.graph, torch.ops.aten.full.default
-    found = [node for node in graph.find_nodes(op="call_function", target=full) if node.meta["val"].is_complex()]
+    targets = (full, torch.ops.aten.scalar_tensor.default)
+    nodes = (node for target in targets for node in graph.find_nodes(op="call_function", target=target))
+    found = [node for node in nodes if node.meta["val"].is_complex()]
     for node in found:
         reached("inductor-full-of-complex")
-        size, number, value = node.args[0], node.args[1], node.meta["val"]
+        size, number, value = (*((), *node.args)[-2:], node.meta["val"])
         parts = []
         with graph.inserting_before(node):
-            for part in (number.real, number.imag):
+            # A number that the graph computes is real.
+            for part in (number, 0.0) if isinstance(number, torch.fx.Node) else (number.real, number.imag):
                 options = node.kwargs | {"dtype": value.dtype.to_real()}
                 parts.append(graph.call_function(full, (size, part), options))
                 parts[-1].meta |= node.meta | {"val": torch.empty_like(value, dtype=value.dtype.to_real())}
