@@ -275,7 +275,7 @@ def test_plain_data_passes_through_a_record(value: Any) -> None:
 
 RECORDED = frozenset({
     "", "_process", "_torch_compat", "errors", "loading", "options", "text", "trust", "value",
-    "module", "module.edits", "module.frozen", "module.original_class", "module.outline", "module.program",
+    "module", "module.edits", "module.frozen", "module.info", "module.original_class", "module.outline", "module.program",
     "module.submodules", "opening", "opening.from_record", "opening.own_class", "opening.record_files",
     "archive", "archive.cache", "archive.checked", "archive.digest", "archive.layout", "archive.private", "archive.tar",
     "devices", "devices.call_library", "devices.call_sizes", "devices.cpuinfo", "devices.packages",
