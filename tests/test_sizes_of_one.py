@@ -187,3 +187,15 @@ def test_warnings_at_sizes_that_nobody_passed_are_not_shown(tmp_path: Path) -> N
         warnings.simplefilter("always")
         aotpack.build(entry.model, entry.args, out=tmp_path / "m", **options)
     assert [str(warning.message) for warning in shown if "target size" in str(warning.message)] == []
+
+
+class MeanOfRows(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean() if x.shape[0] > 0 else x.sum()
+
+
+def test_an_example_without_rows_where_the_model_takes_other_calls(tmp_path: Path) -> None:
+    shapes = ({0: torch.export.Dim("rows", max=99)},)
+    options: dict[str, Any] = {"out": tmp_path / "mean.aotpack", "targets": ("portable",), "dynamic_shapes": shapes}
+    with pytest.raises(aotpack_loader.AotpackError, match=r"x\.shape\[0\]: is 0 in the example, and the model takes at least 1"):
+        aotpack.build(MeanOfRows(), (torch.randn(0, 4),), methods=("infer",), **options)

@@ -63,7 +63,7 @@ def check_dynamic(
             if refused and not narrower:  # a narrower range says the same
                 allowed = ", ".join(map(labels.text, dict.fromkeys(refused)))
                 problems.append(Problem(where, f"dynamic_shapes allows more than the model: {allowed}"))
-            problems += narrower
+            problems += narrower or _excludes_example(where, ranges[size])
     for number, bounds in shapes.integers.items():
         path, found = leaves[number].path, ranges.get(getattr(leaves[number], "size", ""))
         if found is None:
@@ -216,6 +216,14 @@ def _narrower(where: str, found: schema.Symbol, low: int | None, high: float | N
     if starts_later or (found.maximum is not None and high is not None and found.maximum < high):
         limit = "" if found.maximum is None else found.maximum
         yield Problem(where, f"dynamic_shapes allows more than the model, {found.minimum}..{limit}")
+
+
+def _excludes_example(where: str, found: schema.Symbol) -> list[Problem]:
+    """The problem of an example that is smaller than all sizes that the model takes with it."""
+    if found.hint is None or found.hint >= found.minimum:
+        return []
+    text = f"is {found.hint} in the example, and the model takes at least {found.minimum}: give an example of such a size"
+    return [Problem(where, text)]
 
 
 def _fixed_by_second_derivative(where: str, size: int) -> BuildError:
