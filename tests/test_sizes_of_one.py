@@ -197,5 +197,5 @@ class MeanOfRows(nn.Module):
 def test_an_example_without_rows_where_the_model_takes_other_calls(tmp_path: Path) -> None:
     shapes = ({0: torch.export.Dim("rows", max=99)},)
     options: dict[str, Any] = {"out": tmp_path / "mean.aotpack", "targets": ("portable",), "dynamic_shapes": shapes}
-    with pytest.raises(aotpack_loader.AotpackError, match=r"x\.shape\[0\]: is 0 in the example, and the model takes at least 1"):
+    with pytest.raises(BuildError, match=r"x\.shape\[0\]: is 0 in the example, and the model takes at least 1"):
         aotpack.build(MeanOfRows(), (torch.randn(0, 4),), methods=("infer",), **options)
