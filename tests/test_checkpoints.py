@@ -318,6 +318,11 @@ def rewrite(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new, 1))
 
 
+def twice(document: Path) -> None:
+    found = json.loads(document.read_text())
+    document.write_text(json.dumps({**found, "files": found["files"] * 2}))
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "a bit": lambda c: flip(c / "model-00001.safetensors"),
     "a bit of state": lambda c: flip(c / "values-00001.safetensors"),
@@ -331,6 +336,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "another shape": lambda c: rewrite(c / "checkpoint.json", '"shape":[6,4]', '"shape":[4,6]'),
     "another type": lambda c: rewrite(c / "checkpoint.json", '"dtype":"float32"', '"dtype":"int32"'),
     "another name": lambda c: rewrite(c / "checkpoint.json", '"first.weight":{', '"first.weights":{'),
+    "a file twice": lambda c: twice(c / "checkpoint.json"),
+    "a pipe": lambda c: ((c / "model-00001.safetensors").unlink(), os.mkfifo(c / "model-00001.safetensors")),
+    "too few strides": lambda c: rewrite(c / "checkpoint.json", '"stride":[12,1,6,3]', '"stride":[12,1,6]'),
     "strides with gaps": lambda c: rewrite(c / "checkpoint.json", '"stride":[12,1,6,3]', '"stride":[99,1,6,3]'),
     "state that is not there": lambda c: rewrite(c / "checkpoint.json", '"name":"optimizer.', '"name":"other.'),
     "a tie": lambda c: rewrite(c / "checkpoint.json", '"tied.weight":"first.weight"', '"tied.weight":"other.weight"'),

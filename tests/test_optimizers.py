@@ -16,7 +16,17 @@ from torch import nn
 import aotpack
 import aotpack_loader
 from aotpack.tools.cli import main
-from aotpack_loader.errors import AotpackError, BuildError, EditError, InputError, StateError, UnsupportedError
+from aotpack_loader.errors import (
+    AotpackError,
+    BuildError,
+    CorruptBundleError,
+    EditError,
+    InputError,
+    StateError,
+    UnsupportedError,
+)
+from devtools.spec.documents import Documents
+from devtools.spec.vectors import tar
 
 Made = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -439,6 +449,122 @@ def test_state_of_another_optimizer(tmp_path: Path) -> None:
     after = own.state_dict()
     assert before["param_groups"] == after["param_groups"]
     assert all(torch.equal(x, after["state"][i][key]) for i, state in before["state"].items() for key, x in state.items())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _: 5,
+        lambda saved: saved | {"state": None},
+        lambda saved: saved | {"state": saved["state"] | {0: 5}},
+        lambda saved: saved | {"state": saved["state"] | {0: {"exp_avg": torch.ones(3, 4, device="meta")}}},
+        lambda saved: saved | {"param_groups": [saved["param_groups"][0] | {"lr": 10**400}]},
+        lambda saved: saved | {"param_groups": [saved["param_groups"][0] | {"amsgrad": torch.ones(2)}]},
+    ],
+)
+def test_what_is_no_state_changes_nothing(change: Any, tmp_path: Path) -> None:
+    _, loaded = built(tmp_path, of("AdamW"))
+    own = loaded.aotpack.optimizer()
+    steps([(loaded, own)], 1)
+    before = copy.deepcopy(own.state_dict())
+    with pytest.raises(AotpackError, match=r"no state of the optimizer|compiled into the bundle"):
+        own.load_state_dict(change(copy.deepcopy(before)))
+    assert str(own.state_dict()) == str(before)
+
+
+def test_state_of_another_type_than_its_parameter_is_read(tmp_path: Path) -> None:
+    """torch converts it to the type of the parameter."""
+    out = tmp_path / "net.aotpack"
+    model, x = Net().bfloat16(), torch.randn(5, 4, dtype=torch.bfloat16)
+    made = lambda model: MasterSGD(model.parameters())  # noqa: E731
+    aotpack.build(model, (x,), out=out, targets=("portable",), methods=("train",), optimizer=made)
+    loaded = aotpack_loader.load(out)
+    own, other = loaded.aotpack.optimizer(), loaded.aotpack.optimizer()
+    steps([(loaded, own)], 2)
+    other.load_state_dict(copy.deepcopy(own.state_dict()))
+    assert largest_difference(own, other) == 0
+    assert [str(own.state_dict())] == [str(other.state_dict())]
+
+
+def test_complex_and_empty_parameters(tmp_path: Path) -> None:
+    class Spectral(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 3, dtype=torch.complex64))
+            self.empty = nn.Parameter(torch.zeros(0, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x.to(torch.complex64) @ self.weight).abs().sum() + self.empty.sum()
+
+    made = of("AdamW", lr=0.1)
+    model, loaded = built(tmp_path, made, model=Spectral())
+    eager, own = made(model), loaded.aotpack.optimizer(nonfinite="raise", clip_grad_norm=0.5)
+    for _ in range(3):
+        for module in (model, loaded):
+            module.weight.grad, module.empty.grad = torch.full((3, 3), 1 + 2j), torch.zeros(0, 3)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        eager.step()
+        own.step()
+    assert torch.equal(model.weight, loaded.weight)
+    own.gradients.clip_grad_value = 1.0
+    with pytest.raises(InputError, match=r"weight\.grad: is complex"):
+        own.step()
+    own.gradients.nonfinite = "other"
+    with pytest.raises(InputError, match="nonfinite: is 'other'"):
+        own.step()
+
+
+def test_gradients_that_cannot_be_clipped(tmp_path: Path) -> None:
+    _, loaded = built(tmp_path, of("AdamW"))
+    steps([(loaded, loaded.aotpack.optimizer())], 1)
+    loaded.norm.bias.grad = torch.ones(1).expand(3)
+    before = [p.grad.clone() for p in loaded.parameters()]
+    with pytest.raises(InputError, match=r"norm\.bias\.grad: is expanded"):
+        loaded.aotpack.optimizer(clip_grad_norm=1e-3).step()
+    assert all(torch.equal(p.grad, gradient) for p, gradient in zip(loaded.parameters(), before, strict=True))
+
+
+def test_steps_in_other_modes(tmp_path: Path) -> None:
+    """State that begins in inference mode is written to outside of it; a default device does not matter."""
+    made = of("AdamW", lr=0.1)
+    model, loaded = built(tmp_path, made)
+    eager, own = made(model), loaded.aotpack.optimizer()
+    for p, q in zip(model.parameters(), loaded.parameters(), strict=True):
+        p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
+    eager.step()
+    eager.step()
+    with torch.inference_mode(), torch.device("meta"):
+        own.step()
+    own.step()
+    assert largest_difference(eager, own) == 0
+
+
+@pytest.mark.parametrize(
+    ("edit", "text"),
+    [
+        (lambda optimizer, _: optimizer["groups"][0]["options"].pop("lr"), "numbers are options of the group"),
+        (lambda optimizer, _: optimizer["groups"][0]["options"].update(betas=1), "numbers are options of the group"),
+        (lambda _, method: method["mutations"][0].update(primal=99), "C8: index 99"),
+        (
+            lambda optimizer, _: optimizer["updates"][0]["initial"].update(exp_avg={"type": "float", "value": 1e308}),
+            "cannot begin",
+        ),
+    ],
+)
+def test_hostile_documents(edit: Any, text: str, tmp_path: Path) -> None:
+    built(tmp_path, of("AdamW"))
+    documents = Documents(tmp_path / "net.aotpack")
+    edit(documents.program["optimizers"]["optimizer"], documents.program["methods"]["optimizer.0"])
+    (tmp_path / "hostile.aotpack").write_bytes(tar(list(documents.files().items())))
+    with pytest.raises(CorruptBundleError, match=text):  # noqa: PT012
+        loaded = aotpack_loader.load(tmp_path / "hostile.aotpack")
+        before = [p.detach().clone() for p in loaded.parameters()]
+        optimizer = loaded.aotpack.optimizer()
+        try:
+            steps([(loaded, optimizer)], 1)
+        finally:
+            assert not optimizer.state
+            assert all(torch.equal(p, q) for p, q in zip(loaded.parameters(), before, strict=True))
 
 
 def test_replaced_parameters_are_refused(tmp_path: Path) -> None:

@@ -158,12 +158,12 @@ def _candidate(value: Any, created: Mapping[int, torch.Tensor], numbers: Mapping
     if not isinstance(value, torch.Tensor):
         return float(value - 1)
     begun = created[storage_address(value)]
-    if _same(begun, parameter.to(begun.dtype)):
+    if begun.is_complex() == parameter.is_complex() and _same(begun, parameter.to(begun.dtype)):
         return PARAMETER
-    elements = begun.reshape(-1).unique()
-    if elements.numel() != 1 or elements.is_complex():
+    elements = begun.reshape(-1)
+    if not elements.numel() or not bool((elements == elements[0]).all()) or complex(elements[0].item()).imag:
         return 0.0
-    found = float(elements.item())
+    found = complex(elements[0].item()).real
     if found in (0.0, 1.0):
         return found
     return next((path for path, number in numbers.items() if torch.tensor(number, dtype=value.dtype).item() == found), found)

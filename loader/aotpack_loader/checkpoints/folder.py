@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -31,7 +32,7 @@ DOCUMENT: Final = "checkpoint.json"
 _FILE: Final = re.compile(r"(model|values)-\d{5}\.safetensors")
 _CHUNK: Final = 8 << 20
 _OPEN_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_OPEN_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would wait for a writer
 
 
 class OpenedCheckpoint(NamedTuple):
@@ -206,6 +207,8 @@ def read_folder(path: str | os.PathLike[str]) -> OpenedCheckpoint:
 
 def _read(folder: int) -> OpenedCheckpoint:
     document = decode(_mapped(folder, DOCUMENT), CheckpointDocument, where=DOCUMENT)
+    if len({file.name for file in document.files}) < len(document.files):
+        raise CorruptBundleError("", [Problem(DOCUMENT, "lists a file twice")])
     maps = {file.name: _mapped(folder, file.name) for file in document.files}
     for file in document.files:
         if len(maps[file.name]) != file.size or sha256(maps[file.name]) != file.digest:
@@ -230,6 +233,8 @@ def _read(folder: int) -> OpenedCheckpoint:
 def _mapped(folder: int, name: str) -> memoryview:
     """A file's bytes. Writes to them stay in this process."""
     with open(os.open(name, _OPEN_FILE, dir_fd=folder), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise CorruptBundleError("", [Problem(name, "is no regular file")])
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))  # an empty file is a ValueError
 
 
@@ -249,6 +254,8 @@ def _tensor(name: str, entry: TensorEntry, data: memoryview, stored: StoredTenso
 
 def _is_dense(entry: TensorEntry) -> bool:
     """Whether the strides put the elements next to each other, in some order of the dimensions."""
+    if len(entry.stride) != len(entry.shape):
+        return False
     expected = 1
     for step, size in sorted(zip(entry.stride, entry.shape, strict=True)):
         if size > 1 and step != expected:

@@ -85,6 +85,8 @@ def _wrong(update: schema.OptimizerUpdate, method: schema.Method, group: schema.
         return "the gradient differs from the parameter"
     if numbers.keys() != group.numbers.keys() or any((x.shape, x.dtype) != ([], "float64") for x in numbers.values()):
         return "the numbers are float64, without dimensions, and those of the group"
+    if not numbers.keys() <= {*_paths(group.options)}:
+        return "the numbers are options of the group"
     if update.initial.keys() != state.keys() or not set(update.integers) <= state.keys():
         return "initial and integers name its state"
     copies = [name for name, value in update.initial.items() if value == PARAMETER]
@@ -107,9 +109,21 @@ def _wrong(update: schema.OptimizerUpdate, method: schema.Method, group: schema.
     returns = any(not isinstance(result, schema.ConstantResult) for result in method.results)
     if not all(isinstance(primal, taken) for primal in method.primals) or returns or method.constraints or method.output_symbols:
         return "it takes arguments and constants alone, and returns nothing"
-    written = [getattr(method.primals[mutation.primal], "leaf", -1) for mutation in method.mutations]
+    primals = dict(enumerate(method.primals))
+    written = [getattr(primals.get(mutation.primal), "leaf", -1) for mutation in method.mutations]
     if len({*written}) < len(written) or not {*written} <= {0, *range(2, 2 + len(state))}:
         return "it writes to the parameter and to the state, once"
     if any(mutation.kind != "data" for mutation in method.mutations):
         return "it writes data"
     return ""
+
+
+def _paths(options: Mapping[str, schema.Data]) -> Iterator[str]:
+    """The paths of options that hold numbers."""
+    for name, value in options.items():
+        items = [(name, value)]
+        if isinstance(value, schema.DataSequence):
+            items = [(f"{name}.{i}", item) for i, item in enumerate(value.items)]
+        for path, item in items:
+            if isinstance(item, (int, schema.FloatArg)) and not isinstance(item, bool):
+                yield path

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Final, NoReturn
 
 import torch
@@ -38,6 +39,8 @@ class Training:
 KERNELS: Final = frozenset({"foreach", "fused", "capturable", "differentiable", "params", "initial_lr"})
 """Keys of a group that change nothing: which kernels eager would take, and what schedulers note."""
 _MOST: Final = 50
+_NO_STATE: Final = (KeyError, ValueError, TypeError, AttributeError, RuntimeError)
+"""What torch raises for a state dict that is none."""
 
 
 def _unmarked(function: Any) -> Any:
@@ -131,6 +134,12 @@ class LoadedOptimizer(Optimizer):
             problems.append(Problem("", "no parameter has a gradient: call backward() before step()"))
         if problems:
             raise InputError("The optimizer cannot step.", problems[:_MOST])
+        begun = {
+            parameter: update.new_state(parameter, numbers[update.group])
+            for update, _, unbound in work
+            for parameter in (update.parameters[i] for i in unbound)
+            if not self.state.get(parameter)
+        }
         if self.gradients.asked and not self.gradients.ready(self._aotpack_gradients()):
             self.skipped += 1
             return loss
@@ -140,11 +149,9 @@ class LoadedOptimizer(Optimizer):
             for i in unbound:
                 parameter = update.parameters[i]
                 state = self.state[parameter]
-                begins = not state
-                if begins:
-                    state.update(update.new_state(parameter, values))
+                state.update(begun.get(parameter, {}))
                 row = update.rows[i] = update.row(parameter, state)
-                (first if begins and group.first else rows).append(row)
+                (first if parameter in begun and group.first else rows).append(row)
             if first:
                 tensors = {**group.tensors(values), **group.first}
                 update.run(first, [tensors[path] for path in update.numbers])
@@ -220,7 +227,7 @@ class LoadedOptimizer(Optimizer):
                 f"The optimizer has {len(self._aotpack_groups)} groups in the bundle, and now {len(self.param_groups)}."
             )
         for i, (held, group) in enumerate(zip(self._aotpack_parameters, self.param_groups, strict=True)):
-            if len(held) != len(group["params"]) or not all(map(operator.is_, held, group["params"])):
+            if len(held) != len(group.get("params", ())) or not all(map(operator.is_, held, group["params"])):
                 raise EditError(f"The parameters of param_groups[{i}] have changed: the step is compiled for those of the build.")
         problems: list[Problem] = []
         found = [
@@ -238,9 +245,18 @@ class LoadedOptimizer(Optimizer):
             StateError: lists what does not fit; nothing was changed.
         """
         before = dict(self.state), [dict(group) for group in self.param_groups]
+        read = [state_dict]
+        # The last hook sees what is loaded: others may have returned another dictionary.
+        hook = _unmarked(Optimizer.register_load_state_dict_pre_hook)(self, lambda _, last: read.append(last))
         try:
             _unmarked(Optimizer.load_state_dict)(self, state_dict)
-            problems = [Problem(self._aotpack_update_of[p][0], text) for p in self.state for text in self._aotpack_fitted(p)]
+            numbers = [number for group in read[-1]["param_groups"] for number in group["params"]]
+            given = dict(
+                zip((p for held in self._aotpack_parameters for p in held), map(read[-1]["state"].get, numbers), strict=True)
+            )
+            problems = [
+                Problem(self._aotpack_update_of[p][0], text) for p in self.state for text in self._aotpack_fitted(p, given[p])
+            ]
             if problems:
                 raise StateError("The state is of another optimizer.", problems[:_MOST])
             self._aotpack_check_options()
@@ -248,16 +264,21 @@ class LoadedOptimizer(Optimizer):
             self.state.clear()
             self.state.update(before[0])
             self.param_groups[:] = before[1]
-            if isinstance(error, (KeyError, ValueError, TypeError)) and not isinstance(error, AotpackError):
-                raise StateError(f"This is no state of the optimizer: {error}") from error
+            if isinstance(error, _NO_STATE) and not isinstance(error, AotpackError):
+                raise StateError(f"This is no state of the optimizer: {type(error).__name__}: {error}") from error
             raise
+        finally:
+            hook.remove()
 
-    def _aotpack_fitted(self, parameter: torch.Tensor) -> Iterator[str]:
-        """Give a state that was read the strides of its parameter. Yields what else does not fit."""
+    def _aotpack_fitted(self, parameter: torch.Tensor, given: Mapping[str, Any]) -> Iterator[str]:
+        """Give a state that was read the strides and types that the code takes. Yields what else does not fit.
+
+        ``given`` is the state before torch has converted it to the type of the parameter.
+        """
         update, state = self._aotpack_update_of[parameter][1], self.state[parameter]
         # torch writes None for some that it does not use.
         kept = update.in_order({name: value for name, value in state.items() if value is not None})
-        self.state[parameter] = {name: update.laid_out(name, value, parameter) for name, value in kept.items()}
+        self.state[parameter] = {name: update.laid_out(name, kept[name], given[name], parameter) for name in kept}
         if kept:
             yield from update.state_problems(parameter, self.state[parameter])
 
@@ -298,13 +319,14 @@ class _Group:
             for path, item, of_build in zip(paths, items, built if isinstance(built, (list, tuple)) else [built], strict=True):
                 condition = self.conditions.get(path)
                 if condition is None:
-                    if item != of_build:
+                    if _differs(item, of_build):
                         problems.append(Problem(f"{where}[{name!r}]", f"is {value!r}, the bundle was built for {built!r}"))
                     continue
-                if not _is_number(item):
-                    problems.append(Problem(f"{where}[{name!r}]", f"is {value!r}, and no number"))
+                number = _as_number(item)
+                if number is None:
+                    problems.append(Problem(f"{where}[{name!r}]", f"is {_shown(value)}, and no number"))
                     continue
-                found[path] = float(item)
+                found[path] = number
                 if not condition.takes(found[path]):
                     text = f"is {value!r}; the step was compiled for {_range(condition)}"
                     problems.append(Problem(f"{where}[{name!r}]", text))
@@ -318,7 +340,7 @@ class _Group:
 
 
 def _number(value: float) -> torch.Tensor:
-    return torch.tensor(value, dtype=torch.float64)
+    return torch.tensor(value, dtype=torch.float64, device="cpu")  # whatever the default is
 
 
 def _range(number: schema.OptimizerNumber) -> str:
@@ -330,10 +352,31 @@ def _range(number: schema.OptimizerNumber) -> str:
     return " and ".join(limits + ([] if number.maximum is None else [f"at most {number.maximum:g}"]))
 
 
-def _is_number(value: Any) -> bool:
+def _as_number(value: Any) -> float | None:
+    """An option as a number; None if it is none."""
     if isinstance(value, torch.Tensor):
-        return value.numel() == 1 and not value.is_complex()
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return float(value.detach()) if value.numel() == 1 and not value.is_complex() and not value.is_meta else None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def _shown(value: Any) -> str:
+    """A value for messages. Python does not write very large integers."""
+    try:
+        return repr(value)
+    except ValueError:
+        return f"a {type(value).__name__} that is too large"
+
+
+def _differs(value: Any, built: Any) -> bool:
+    """Whether an option is another than that of the build."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_meta:
+        value = value.item()
+    return not isinstance(value, (bool, int, float, str, list, tuple, type(None))) or bool(value != built)
 
 
 def _value(data: schema.Data) -> Any:

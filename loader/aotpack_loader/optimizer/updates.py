@@ -100,6 +100,8 @@ class Update:
                 yield f"has {found} as {name}, and not {dtype}{list(shape)} on {parameter.device}"
             elif value.stride() != strides:
                 yield f"has the strides {list(value.stride())} in {name}, and not {list(strides)}"
+            elif value.is_inference():
+                yield f"has an inference tensor as {name}, which steps cannot write to: make it outside of inference_mode()"
 
     def _is_like(self, leaf: schema.TensorLeaf) -> bool:
         """Whether a state has the sizes and strides of its parameter."""
@@ -114,31 +116,42 @@ class Update:
                 state[name] = self._blank(name, parameter).copy_(parameter.detach())
                 continue
             value = numbers[initial] if isinstance(initial, str) else float(initial.value)
-            state[name] = int(value) if name in self.integers else self._blank(name, parameter).fill_(value)
+            try:
+                state[name] = int(value) if name in self.integers else self._blank(name, parameter).fill_(value)
+            except (RuntimeError, ValueError, OverflowError) as error:
+                raise CorruptBundleError(f"The state {name!r} cannot begin as {value} in all elements: {error}") from error
         return state
 
     def in_order(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """A state in the order of the method, then what the method does not have."""
         return {**{name: state[name] for name in self._state if name in state}, **state}
 
-    def laid_out(self, name: str, value: Any, parameter: torch.Tensor) -> Any:
-        """A state with the strides that the code takes: itself, or a copy."""
+    def laid_out(self, name: str, value: Any, given: Any, parameter: torch.Tensor) -> Any:
+        """A state as the code takes it: itself, or a copy. ``given`` is the state before a conversion."""
         if name in self.integers or name not in self._expected or not isinstance(value, torch.Tensor):
             return value
+        if value.dtype is not self._expected[name][1] and given.dtype is self._expected[name][1]:
+            value = given.to(parameter.device)
         blank = self._blank(name, parameter)
-        return value if value.stride() == blank.stride() or value.shape != blank.shape else blank.copy_(value)
+        if value.shape != blank.shape or (value.stride() == blank.stride() and not value.is_inference()):
+            return value
+        return blank.copy_(value)
 
     def _blank(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
         like, dtype = self._expected[name]
-        if like:
-            return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-        return torch.empty_strided(*self._sizes[name], dtype=dtype, device=parameter.device)
+        with torch.inference_mode(False):  # further steps may write to it in another mode
+            if like:
+                return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+            return torch.empty_strided(*self._sizes[name], dtype=dtype, device=parameter.device)
 
     def row(self, parameter: torch.Tensor, state: dict[str, Any]) -> Row:
         """A parameter and its state, which fit, as :meth:`run` takes them."""
         if self._native is not None:
             return self._native.row([parameter, *(state[name] for name in self._state)])
-        held = [parameter, *(torch.tensor(state[name]) if name in self.integers else state[name] for name in self._state)]
+        held = [
+            parameter,
+            *(torch.tensor(state[name], device="cpu") if name in self.integers else state[name] for name in self._state),
+        ]
         if self.flat:
             alike = zip(held, self._alike, strict=True)
             held = [x.as_strided((parameter.numel(),), (1,)) if flat else x for x, flat in alike]
@@ -165,11 +178,12 @@ class Update:
         first, *held = row.taken
         leaves = [first, gradient, *held, *numbers, *self._constants]
         outputs = self._run([leaves[leaf] for leaf in self._inputs])
-        for leaf, output in self._writes:
-            target, value = leaves[leaf], outputs[output]
-            if value.shape != target.shape or value.dtype != target.dtype:
-                found = f"{value.dtype}{list(value.shape)}"
+        written = [(leaves[leaf], outputs[output]) for leaf, output in self._writes]
+        for target, value in written:
+            if not isinstance(value, torch.Tensor) or value.shape != target.shape or value.dtype != target.dtype:
+                found = f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
                 raise CorruptBundleError(f"A step returns {found} for {target.dtype}{list(target.shape)}.")
+        for target, value in written:
             if value.data_ptr() != target.data_ptr():  # else the code has written there itself
                 target.copy_(value)
         torch.autograd.graph.increment_version(parameter)
