@@ -437,6 +437,23 @@ def test_wrong_gradients_change_nothing(tmp_path: Path) -> None:
     assert all(torch.equal(p, q) for p, q in zip(loaded.parameters(), before, strict=True))
 
 
+@pytest.mark.parametrize("target", ["portable", pytest.param("cpu", marks=pytest.mark.compiled)])
+def test_gradients_in_the_memory_of_their_parameters(target: str, tmp_path: Path) -> None:
+    _, loaded = built(tmp_path, of("AdamW", lr=0.1), target=target)
+    optimizer = loaded.aotpack.optimizer()
+    for _ in range(2):  # also once the optimizer knows where the parameter is
+        before = loaded.scale.detach().clone()
+        loaded.scale.grad = loaded.scale.data
+        with pytest.raises(InputError, match=r"scale\.grad: shares memory with the parameter"):
+            optimizer.step()
+        assert torch.equal(loaded.scale, before)
+        loaded.scale.grad = torch.ones_like(loaded.scale)
+        optimizer.step()
+        loaded.scale.grad = optimizer.state[loaded.scale]["exp_avg"]
+        with pytest.raises(InputError, match=r"scale\.grad: shares memory with the parameter or its state"):
+            optimizer.step()
+
+
 def test_state_of_another_optimizer(tmp_path: Path) -> None:
     model, loaded = built(tmp_path, of("AdamW"))
     own, other = loaded.aotpack.optimizer(), torch.optim.SGD(model.parameters(), momentum=0.9)

@@ -65,7 +65,10 @@ Row Update::row(const variable_list& held) const {
 bool Update::takes_gradient(const Row& row) {
   const Tensor &parameter = row.parameter(), &gradient = parameter.grad();
   return row.held.front().holds() && gradient.defined() && gradient.key_set() == ordinary_keys() &&
-      gradient.scalar_type() == parameter.scalar_type() && gradient.sizes() == parameter.sizes();
+      gradient.scalar_type() == parameter.scalar_type() && gradient.sizes() == parameter.sizes() &&
+      std::none_of(row.held.begin(), row.held.end(), [&](const Placed& held) {
+           return held.tensor.storage().unsafeGetStorageImpl() == gradient.storage().unsafeGetStorageImpl();
+         });
 }
 
 void Update::run(const Rows& rows, const variable_list& numbers) const {
@@ -121,6 +124,9 @@ variable_list Update::results(variable_list&& leaves) const {
     const Tensor &target = leaves[leaf], &value = outputs.at(position);
     TORCH_CHECK(
         value.sizes() == target.sizes() && value.scalar_type() == target.scalar_type(), "a step returns a tensor of other sizes");
+  }
+  for (const auto& [leaf, position] : method_.writes) {
+    const Tensor &target = leaves[leaf], &value = outputs[position];
     if (value.const_data_ptr() != target.const_data_ptr()) { // else the code has written there itself
       target.copy_(value);
     }

@@ -48,7 +48,7 @@ class Update {
   // A row of a parameter and its state, which fit the method.
   Row row(const variable_list& held) const;
 
-  // Whether the parameter is where it was, and has a plain gradient of its sizes.
+  // Whether the parameter is where it was, and has a plain gradient of its sizes in a storage of its own.
   static bool takes_gradient(const Row& row);
 
   // Updates rows that take their gradients. `numbers` are those of the group.

@@ -20,7 +20,7 @@ from ..errors import AotpackError, EditError, InputError, Problem, StateError
 from ..format import schema
 from .gradients import Gradients
 from .loss import loss_of
-from .updates import OpenUpdate, Update, is_like
+from .updates import OpenUpdate, Update, is_like, shares_memory
 
 
 @dataclass
@@ -213,6 +213,8 @@ class LoadedOptimizer(Optimizer):
         if not is_like(gradient, parameter):
             kind = "sparse " if gradient.layout is not torch.strided else ""
             yield Problem(f"{name}.grad", f"is a {kind}{gradient.dtype}{list(gradient.shape)} on {gradient.device}")
+        elif shares_memory(gradient, parameter, state or {}):
+            yield Problem(f"{name}.grad", "shares memory with the parameter or its state, which a step writes to: clone it")
         if state:
             yield from (Problem(name, text) for text in update.state_problems(parameter, state))
 

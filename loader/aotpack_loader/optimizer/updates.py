@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 
@@ -16,6 +16,7 @@ from ..devices.call_library import CallLibrary, NativeUpdate, Row
 from ..errors import CorruptBundleError
 from ..format import schema
 from ..format.optimizers import PARAMETER, arguments_of
+from ..runtime.memory import overlap
 
 
 class OpenedUpdate(NamedTuple):
@@ -205,7 +206,13 @@ class PythonRow:
         Twin: csrc/python.cpp, row_fits.
         """
         same = len(state) == len(self._held) and all(x is y for x, y in zip(state.values(), self._held, strict=True))
-        return same and _place(self.parameter, state) == self._place and is_like(self.parameter.grad, self.parameter)
+        gradient = self.parameter.grad
+        return (
+            same
+            and _place(self.parameter, state) == self._place
+            and is_like(gradient, self.parameter)
+            and not shares_memory(gradient, self.parameter, state)
+        )
 
 
 def _place(parameter: torch.Tensor, state: Mapping[str, Any]) -> list[Any]:
@@ -214,7 +221,12 @@ def _place(parameter: torch.Tensor, state: Mapping[str, Any]) -> list[Any]:
     return [(x.data_ptr(), x.shape, x.stride()) for x in tensors]
 
 
-def is_like(gradient: torch.Tensor | None, parameter: torch.Tensor) -> bool:
+def shares_memory(gradient: torch.Tensor, parameter: torch.Tensor, state: Mapping[str, Any]) -> bool:
+    """Whether a step would write to the gradient that it reads."""
+    return any(overlap(gradient, x) for x in (parameter, *state.values()) if isinstance(x, torch.Tensor))
+
+
+def is_like(gradient: torch.Tensor | None, parameter: torch.Tensor) -> TypeGuard[torch.Tensor]:
     """Whether a gradient is a plain tensor of the parameter's sizes and type."""
     return (
         type(gradient) is torch.Tensor
