@@ -57,6 +57,7 @@ READ_BY_ALL = {
     *(f"Method.{name}" for name in (
         "symbols", "constraints", "mutations", "non_differentiable", "backward", "captured_with", "notes", "parameters",
         "defaults", "deterministic", "output_symbols", "rng", "touched", "subclasses", "flags", "updates", "lines",
+        "function",
     )),
     *(f"Backward.{name}" for name in ("depends", "second", "subclasses", "sparse", "tangent_writes", "result_sources")),
     *(f"Symbol.{name}" for name in ("maximum", "hint", "label")),

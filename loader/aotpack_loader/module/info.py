@@ -135,7 +135,8 @@ class LoadInfo:
 
         Args:
             path: the folder.
-            optimizer, scheduler: as for :meth:`save_checkpoint`. None: their state is not read.
+            optimizer: as for :meth:`save_checkpoint`. None: no state of an optimizer is read.
+            scheduler: likewise.
             same_bundle: refuse a checkpoint of a bundle with another digest. Otherwise names, sizes and types decide.
 
         Returns:

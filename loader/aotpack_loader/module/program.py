@@ -43,7 +43,7 @@ class LoadedProgram(Watched):
     # transformers evaluates these annotations, so they name nothing that is imported for types only.
     aotpack: LoadInfo
     _aotpack_slots: Slots
-    _aotpack_functions: dict[str, dict[Mode, list[MethodCall]]]
+    _aotpack_functions: dict[str, dict[Mode, list[Any]]]
     _aotpack_modes: dict[bool, list[str]]
     _aotpack_text: str
     _aotpack_is_root = True
