@@ -129,6 +129,16 @@ CASES: dict[str, Callable[[Scene], Result | list[Result]]] = {
     "keygen": lambda s: [invoke("keygen", "-o", s.folder / "a.key"), invoke("keygen", "-o", s.folder / "a.key")],
     "sign": lambda s: [invoke("sign", s.bundle, "--key", s.key), invoke("sign", s.bundle, "--key", s.folder / "none")],
     "trust": trust,
+    "train": lambda s: [
+        invoke("build", s.model(MODEL), "-o", s.folder / "o.aotpack", "--target", "portable", "--optimizer", "sgd"),
+        invoke("train", s.folder / "o.aotpack", "--data", "none:batches", "-o", s.folder / "trained", "--optimizer", NAME),
+        invoke("train", s.folder / "o.aotpack", "--data", f"{NAME}:batches", "-o", s.folder / "trained"),
+        invoke("train", s.bundle, "--data", s.folder / "none.safetensors", "-o", s.folder / "trained"),
+    ],
+    "export-weights": lambda s: [
+        invoke("export-weights", s.bundle, "-o", s.folder / "weights.safetensors"),
+        invoke("export-weights", s.folder, "-o", s.folder / "weights.safetensors"),
+    ],
 }  # fmt: skip
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import click
 import pytest
+import torch
 from click.testing import CliRunner
+from safetensors.torch import save_file
 
 from aotpack.tools.cli import main
 from devtools.paths import ROOT
@@ -32,7 +34,7 @@ def example_inputs():
 
 def documented() -> dict[str, tuple[str, ...]]:
     """The fields of each command. A command that prints a list ends with ``[]``."""
-    rows = re.findall(r"^\| ([a-z ]+(?:\[\])?) \| (as build|`.*`) \|$", PAGE.read_text(), re.M)
+    rows = re.findall(r"^\| ([a-z -]+(?:\[\])?) \| (as build|`.*`) \|$", PAGE.read_text(), re.M)
     found = {name: tuple(re.findall(r"`([^`]+)`", fields)) for name, fields in rows}
     return {name: fields or found["build"] for name, fields in found.items()}
 
@@ -43,6 +45,21 @@ def commands(group: click.Group, prefix: str = "") -> Iterator[str]:
             yield from commands(command, f"{prefix}{name} ")
         else:
             yield prefix + name
+
+
+TRAINED = """
+import torch
+
+class model(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+
+    def forward(self, x):
+        return super().forward(x).square().mean()
+
+def example_inputs():
+    return (torch.ones(3, 4),)
+"""
 
 
 def test_every_command_is_listed() -> None:
@@ -78,6 +95,12 @@ def test_the_fields_of_each_command(registry: Registry, tmp_path: Path) -> None:
     run("run", bundle)
     assert run("profile", bundle, "--steps", 1, "--html", tmp_path / "p.html", "--trace", tmp_path / "t.json")["modules"]
     assert len(run("bench", bundle, "--rounds", 1, "--iterations", 1, "--html", tmp_path / "b.html")) == 1
+    (tmp_path / "trained.py").write_text(TRAINED)
+    trained = tmp_path / "trained.aotpack"
+    run("build", tmp_path / "trained.py", "-o", trained, "--target", "portable", "--optimizer", "sgd", "--lr", 0.1)
+    save_file({"x": torch.ones(6, 4)}, tmp_path / "data.safetensors")
+    assert run("train", trained, "--data", tmp_path / "data.safetensors", "-o", tmp_path / "trained")["steps"] == 2
+    assert run("export-weights", trained, "-o", tmp_path / "weights.safetensors")["tensors"] == 2
     run("keygen", "-o", key)
     assert run("sign", bundle, "--key", key)["statements"] == []
     run("trust add", key.with_suffix(".pub"))
