@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import resource
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import pytest
 import torch
 from conftest import ROOT, FreshProcess
 from safetensors.torch import load_file
+from support.full_disk import small_folder
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -501,21 +501,9 @@ def test_nothing_else_is_replaced(bundle: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A folder in which 64 KiB have space: a file system of that size, or a limit on files where none can be mounted."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = (
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True).returncode == 0
-    )
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if not mounted:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, limits[1]))
-    try:
+    """A folder in which 64 KiB have space."""
+    with small_folder(tmp_path / "small", 64 << 10) as folder:
         yield folder
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        if mounted:
-            subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(bundle: Path, small: Path) -> None:

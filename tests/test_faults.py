@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import resource
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from support.archive import verified_digest, write_tiny
+from support.full_disk import small_folder
 
 import aotpack_loader
 from aotpack.signing.sign import sign
@@ -210,19 +209,9 @@ def test_a_directory_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A folder in which 2 MiB have space: a file system of that size, or a limit on files where none can be mounted."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True).returncode == 0
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if not mounted:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2 << 20, limits[1]))
-    try:
+    """A folder in which 2 MiB have space."""
+    with small_folder(tmp_path / "small", 2 << 20) as folder:
         yield folder
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        if mounted:
-            subprocess.run(["umount", str(folder)], check=True)
 
 
 FULL = "No space left on device|File too large"

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from aotpack_loader.runtime.memory import is_dense
+
 from .._torch.api.addresses import storage_address
 
 Tensors = dict[str, torch.Tensor]
@@ -120,19 +122,10 @@ class Facts:
             about["layout"] = tensor.layout
             if tensor.layout == torch.sparse_coo:
                 about["sparse_dim"], about["coalesced"] = tensor.sparse_dim(), tensor.is_coalesced()
-        elif _is_dense(tensor):
+        elif tensor.numel() and is_dense(tensor.shape, tensor.stride()):
             # A dimension of size 1 has any stride.
             about["stride"] = tuple(s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
         return Facts(value, about)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return tensor.numel() > 0
 
 
 def largest(value: torch.Tensor) -> float:

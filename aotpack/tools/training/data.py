@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from aotpack.model.entry import directory_on_path
+from aotpack_loader.checkpoints.folder import dtype_name
 from aotpack_loader.errors import AotpackError, EntryError, Problem
 from aotpack_loader.format import schema
 
@@ -186,7 +187,7 @@ def _check_names(path: Path, tensors: Mapping[str, torch.Tensor], method: schema
         if isinstance(leaf, schema.TensorLeaf) and name not in tensors
     ]
     for name, tensor in tensors.items():
-        found, leaf = str(tensor.dtype).removeprefix("torch."), leaves.get(name)
+        found, leaf = dtype_name(tensor), leaves.get(name)
         if isinstance(leaf, schema.TensorLeaf) and found != leaf.dtype:
             problems.append(Problem(name, f"is of {found}, the bundle takes {leaf.dtype}"))
     if problems:

@@ -26,6 +26,7 @@ from ..archive.weights import MAX_HEADER_BYTES, StoredTensor, read_header
 from ..errors import AotpackError, CheckpointError, CorruptBundleError, Problem
 from ..format.codec import MAX_DOCUMENT_BYTES, decode, has_too_many_items
 from ..format.schema import DType
+from ..runtime.memory import is_dense
 from .document import CheckpointDocument, Plain, StoredFile, TensorEntry, decoded
 
 DOCUMENT: Final = "checkpoint.json"
@@ -245,20 +246,12 @@ def _tensor(name: str, entry: TensorEntry, data: memoryview, stored: StoredTenso
     code, shape = stored_as(entry.dtype, entry.shape, size)
     if (stored.dtype, list(stored.shape)) != (code, list(shape)) or size != math.prod(entry.shape) * dtype.itemsize:
         raise CorruptBundleError("", [Problem(name, f"is not stored as {entry.dtype}{entry.shape}")])
-    if stored.start % dtype.itemsize or (entry.stride and not _is_dense(entry)):
+    if stored.start % dtype.itemsize or (entry.stride and not _fills_memory(entry)):
         raise CorruptBundleError("", [Problem(name, "is not aligned, or its strides leave gaps")])
     if not size:
         return torch.empty(entry.shape, dtype=dtype)
     return torch.frombuffer(data[stored.start : stored.stop], dtype=dtype).reshape(entry.shape)
 
 
-def _is_dense(entry: TensorEntry) -> bool:
-    """Whether the strides put the elements next to each other, in some order of the dimensions."""
-    if len(entry.stride) != len(entry.shape):
-        return False
-    expected = 1
-    for step, size in sorted(zip(entry.stride, entry.shape, strict=True)):
-        if size > 1 and step != expected:
-            return False
-        expected *= size
-    return True
+def _fills_memory(entry: TensorEntry) -> bool:
+    return len(entry.stride) == len(entry.shape) and is_dense(entry.shape, entry.stride)

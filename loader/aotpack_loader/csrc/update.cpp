@@ -113,7 +113,9 @@ bool Update::may_join(const Row& row, const Row& other) const {
   return true;
 }
 
-variable_list Update::results(variable_list&& leaves) const {
+variable_list Update::results(variable_list&& leaves, const variable_list& numbers) const {
+  leaves.insert(leaves.end(), numbers.begin(), numbers.end());
+  leaves.insert(leaves.end(), method_.constants.begin(), method_.constants.end());
   variable_list arguments;
   arguments.reserve(method_.inputs.size());
   for (size_t leaf : method_.inputs) {
@@ -138,9 +140,7 @@ void Update::one(const Row& row, const variable_list& numbers) const {
   Tensor gradient = gradient_of(row);
   variable_list leaves{row.taken.front(), method_.flat ? flattened(gradient) : gradient};
   leaves.insert(leaves.end(), row.taken.begin() + 1, row.taken.end());
-  leaves.insert(leaves.end(), numbers.begin(), numbers.end());
-  leaves.insert(leaves.end(), method_.constants.begin(), method_.constants.end());
-  results(std::move(leaves));
+  results(std::move(leaves), numbers);
 }
 
 void Update::packed(const Rows& rows, int64_t elements, const variable_list& numbers) const {
@@ -162,9 +162,7 @@ void Update::packed(const Rows& rows, int64_t elements, const variable_list& num
       leaves.push_back(first.taken[i].clone());
     }
   }
-  leaves.insert(leaves.end(), numbers.begin(), numbers.end());
-  leaves.insert(leaves.end(), method_.constants.begin(), method_.constants.end());
-  leaves = results(std::move(leaves));
+  leaves = results(std::move(leaves), numbers);
   for (const auto& [leaf, output] : method_.writes) {
     const size_t i = leaf == 0 ? 0 : leaf - 1; // C42: a step writes no gradient
     const auto* from = static_cast<const char*>(leaves[leaf].const_data_ptr());

@@ -59,7 +59,8 @@ class Update {
 
   void one(const Row& row, const variable_list& numbers) const;
   void packed(const Rows& rows, int64_t elements, const variable_list& numbers) const;
-  variable_list results(variable_list&& leaves) const;
+  // The leaves after a call: those of the parameter and its state are given, and written to.
+  variable_list results(variable_list&& leaves, const variable_list& numbers) const;
   bool may_join(const Row& row, const Row& other) const;
 
   UpdateMethod method_;

@@ -69,8 +69,7 @@ def load_with(bundle: str | os.PathLike[str], options: LoadOptions, *, self_test
         )
         reason = f"{reason}; {tested}"
     made = {name: _natively(call, chosen.device) for name, call in calls.items()}
-    updates = partial(_update, opened, program, chosen)
-    info = LoadInfo(os.fspath(bundle), opened.digest, chosen.target.name, reason, opened.program, chosen.rejected, made, updates)
+    info = _info(bundle, opened, program, chosen, reason, made)
     outline = outline_of(program)
     module = class_of(outline)(info, outline, chosen.device.moved(state), calls)
     recording.keep(opened, options, chosen, outline, info, calls)
@@ -96,12 +95,22 @@ def load_candidate(
     chosen, program, calls = _runnable(opened, classes, options)
     made = {name: _natively(call, chosen.device) for name, call in calls.items()} if native else {}
     opened = opened.for_target(chosen.target.name)
-    updates = partial(_update, opened, program, chosen)
-    info = LoadInfo(
-        os.fspath(bundle), opened.digest, chosen.target.name, chosen.reason, opened.program, chosen.rejected, made, updates
-    )
+    info = _info(bundle, opened, program, chosen, chosen.reason, made)
     outline = outline_of(program)
     return class_of(outline)(info, outline, chosen.device.moved(state), calls), calls
+
+
+def _info(
+    bundle: str | os.PathLike[str],
+    opened: Bundle,
+    program: schema.Program,
+    chosen: Selection,
+    reason: str,
+    calls: Mapping[str, str],
+) -> LoadInfo:
+    """How a bundle was loaded. ``program`` is adapted to the device; ``calls`` say what makes the calls of each method."""
+    updates = partial(_update, opened, program, chosen)
+    return LoadInfo(os.fspath(bundle), opened.digest, chosen.target.name, reason, opened.program, chosen.rejected, calls, updates)
 
 
 def complete(layout: Layout, digest: str, target: str) -> tuple[schema.Program, dict[str, MethodCall], OpenUpdate]:

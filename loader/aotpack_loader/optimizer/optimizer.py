@@ -152,12 +152,10 @@ class LoadedOptimizer(Optimizer):
                 state.update(begun.get(parameter, {}))
                 row = update.rows[i] = update.row(parameter, state)
                 (first if parameter in begun and group.first else rows).append(row)
-            if first:
-                tensors = {**group.tensors(values), **group.first}
-                update.run(first, [tensors[path] for path in update.numbers])
-            if rows:
-                tensors = group.tensors(values)
-                update.run(rows, [tensors[path] for path in update.numbers])
+            tensors = group.tensors(values)
+            for chosen, given in ((first, {**tensors, **group.first}), (rows, tensors)):
+                if chosen:
+                    update.run(chosen, [given[path] for path in update.numbers])
         return loss
 
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -297,6 +295,7 @@ class _Group:
     def __init__(self, described: schema.OptimizerGroup) -> None:
         self.names, self.conditions = described.parameters, described.numbers
         self.options = {name: _value(data) for name, data in described.options.items()}
+        self._built = {name: _items(name, value) for name, value in self.options.items() if name not in KERNELS}
         self.first = {path: _number(float(number.value)) for path, number in described.first.items()}
         self._last: tuple[dict[str, float], dict[str, torch.Tensor]] = {}, {}
 
@@ -307,31 +306,22 @@ class _Group:
     def numbers(self, group: Mapping[str, Any], where: str, problems: list[Problem]) -> dict[str, float]:
         """The numbers of a group, by path. Adds to ``problems`` what has changed and is compiled in."""
         found: dict[str, float] = {}
-        for name, built in self.options.items():
-            if name in KERNELS:
-                continue
-            value = group.get(name)
-            items = value if isinstance(value, (list, tuple)) else [value]
-            if isinstance(built, (list, tuple)) != isinstance(value, (list, tuple)) or (
-                isinstance(built, (list, tuple)) and len(built) != len(items)
-            ):
-                problems.append(Problem(f"{where}[{name!r}]", f"is {value!r}, the bundle was built for {built!r}"))
-                continue
-            paths = [f"{name}.{i}" for i in range(len(items))] if isinstance(built, (list, tuple)) else [name]
-            for path, item, of_build in zip(paths, items, built if isinstance(built, (list, tuple)) else [built], strict=True):
-                condition = self.conditions.get(path)
+        for name, built in self._built.items():
+            value, at = group.get(name), f"{where}[{name!r}]"
+            items = _items(name, value)
+            differs = items.keys() != built.keys()
+            for path, item in () if differs else items.items():
+                condition, number = self.conditions.get(path), _as_number(item)
                 if condition is None:
-                    if _differs(item, of_build):
-                        problems.append(Problem(f"{where}[{name!r}]", f"is {value!r}, the bundle was built for {built!r}"))
-                    continue
-                number = _as_number(item)
-                if number is None:
-                    problems.append(Problem(f"{where}[{name!r}]", f"is {_shown(value)}, and no number"))
-                    continue
-                found[path] = number
-                if not condition.takes(found[path]):
-                    text = f"is {value!r}; the step was compiled for {_range(condition)}"
-                    problems.append(Problem(f"{where}[{name!r}]", text))
+                    differs |= _differs(item, built[path])
+                elif number is None:
+                    problems.append(Problem(at, f"is {_shown(value)}, and no number"))
+                else:
+                    found[path] = number
+                    if not condition.takes(number):
+                        problems.append(Problem(at, f"is {value!r}; the step was compiled for {_range(condition)}"))
+            if differs:
+                problems.append(Problem(at, f"is {value!r}, the bundle was built for {self.options[name]!r}"))
         return found
 
     def tensors(self, numbers: dict[str, float]) -> dict[str, torch.Tensor]:
@@ -339,6 +329,11 @@ class _Group:
         if self._last[0] != numbers:
             self._last = numbers, {path: _number(value) for path, value in numbers.items()}
         return self._last[1]
+
+
+def _items(name: str, value: Any) -> dict[str, Any]:
+    """An option by path: itself, or the items of a sequence."""
+    return {f"{name}.{i}": item for i, item in enumerate(value)} if isinstance(value, (list, tuple)) else {name: value}
 
 
 def _number(value: float) -> torch.Tensor:

@@ -16,7 +16,7 @@ from ..devices.call_library import CallLibrary, NativeUpdate, Row
 from ..errors import CorruptBundleError
 from ..format import schema
 from ..format.optimizers import PARAMETER, arguments_of
-from ..runtime.memory import overlap
+from ..runtime.memory import is_dense, overlap
 
 
 class OpenedUpdate(NamedTuple):
@@ -75,7 +75,7 @@ class Update:
         if parameter.dtype != self.dtype:
             yield f"is of {parameter.dtype}, the bundle was built for {self.dtype}"
         elif self.flat:
-            if not (parameter.is_contiguous() or _is_dense(parameter)):
+            if not (parameter.is_contiguous() or is_dense(parameter.shape, parameter.stride())):
                 yield f"has the strides {list(parameter.stride())}, so that there are gaps between its elements"
         elif parameter.shape != self._shape or parameter.stride() != self._stride:
             found = f"{list(parameter.shape)}, strides {list(parameter.stride())}"
@@ -199,9 +199,10 @@ class PythonRow:
     def __init__(self, parameter: torch.Tensor, state: dict[str, Any], taken: list[torch.Tensor]) -> None:
         self.parameter, self.state, self.taken = parameter, state, taken
         self._held, self._place = [*state.values()], _place(parameter, state)
+        self._storages = {x.untyped_storage().data_ptr() for x in (parameter, *self._held) if isinstance(x, torch.Tensor)}
 
     def fits(self, state: Mapping[str, Any]) -> bool:
-        """Whether nothing has taken the place of the state, and the parameter has a gradient that fits.
+        """Whether nothing has taken the place of the state, and the parameter has a gradient that fits, in another storage.
 
         Twin: csrc/python.cpp, row_fits.
         """
@@ -211,7 +212,7 @@ class PythonRow:
             same
             and _place(self.parameter, state) == self._place
             and is_like(gradient, self.parameter)
-            and not shares_memory(gradient, self.parameter, state)
+            and gradient.untyped_storage().data_ptr() not in self._storages
         )
 
 
@@ -240,13 +241,3 @@ def is_like(gradient: torch.Tensor | None, parameter: torch.Tensor) -> TypeGuard
 def _geometry(leaf: schema.TensorLeaf) -> tuple[torch.Size, tuple[int, ...]]:
     """The sizes and strides of a tensor that does not vary."""
     return torch.Size(map(int, leaf.shape)), tuple(map(int, leaf.stride or []))
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their memory, in any order of the dimensions."""
-    expected = 1
-    for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and step != expected:
-            return False
-        expected *= size
-    return True

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -49,6 +49,16 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
     if tensor.is_contiguous():
         return start, start + tensor.nbytes
     return start, start + extent(tensor.shape, tensor.stride()) * tensor.element_size()
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether elements lie next to each other, in some order of the dimensions. A tensor without elements may be neither."""
+    expected = 1
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size > 1 and step != expected:
+            return False
+        expected *= size
+    return True
 
 
 def extent(shape: tuple[int, ...] | list[int], stride: tuple[int, ...] | list[int]) -> int:
