@@ -66,12 +66,18 @@ def test_loops_of_sizes_that_vary_start_threads_if_they_are_long(tmp_path: Path)
     assert re.search(r"#pragma omp parallel if\(.*ks0.* > 4096\)", code)
 
 
-def test_powers_of_numbers_are_computed_before_the_loops() -> None:
+def test_what_depends_on_numbers_alone_is_computed_before_the_loops() -> None:
     head = 'extern "C"  void  kernel(const float* in_ptr0,\n    const int64_t ks0,\n    const double ks1)\n{\n'
     loop = "    for(int64_t x0=0; x0<ks0; x0+=1)\n    {\n"
-    power = "        auto tmp1 = 1.0 + std::pow(ks1, 2.0);\n"
-    other = "        auto tmp2 = std::pow(tmp1, ks1);\n"
-    found = with_hoisted_numbers(f"{head}{loop}{power}{other}    }}\n}}\n")
-    assert found == (
-        f"{head}    const double number0 = 1.0 + std::pow(ks1, 2.0);\n{loop}        auto tmp1 = number0;\n{other}    }}\n}}\n"
-    )
+    inside = [
+        ("auto tmp1 = 1.0 + std::pow(ks1, 2.0);", "auto tmp1 = number0;"),
+        ("auto tmp2 = c10::convert<float>(tmp1);", "auto tmp2 = number1;"),
+        ("auto tmp3 = at::vec::Vectorized<float>(tmp2);",) * 2,
+        ("auto tmp4 = static_cast<float>(0.5);",) * 2,
+        ("auto tmp1 = in_ptr0[x0];",) * 2,
+        ("auto tmp2 = std::pow(tmp1, ks1);",) * 2,
+    ]
+    before, after = ("".join(f"        {line}\n" for line in lines) for lines in zip(*inside, strict=True))
+    found = with_hoisted_numbers(f"{head}{loop}{before}    }}\n}}\n")
+    numbers = "    const auto number0 = 1.0 + std::pow(ks1, 2.0);\n    const auto number1 = c10::convert<float>(number0);\n"
+    assert found == f"{head}{numbers}{loop}{after}    }}\n}}\n"
