@@ -31,6 +31,7 @@ SECTIONS = {
     "alone": "alone",
     "overhead": "overhead",
     "optimizer": "optimizer",
+    "whole_steps": "whole_steps",
     "memory": "memory",
     "live": "live",
     "build": "build",
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small networks, few repetitions; nothing is written to results/")
     parser.add_argument("--no-pin", dest="pin", action="store_false", help="do not pin one-thread processes to a core")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="work here and leave bundles and caches for the next run")
-    parser.add_argument("--networks", nargs="+", metavar="NAME", help="of `start`, `step`, `goals`, `networks`, `live`: these")
+    parser.add_argument("--networks", nargs="+", metavar="NAME", help="of benchmarks with a row for each: these")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="write results here instead of results/")
     parser.add_argument("--prepare", action="store_true", help="with --keep: build the bundles of `networks`, measure nothing")
     options = parser.parse_args()

@@ -1,8 +1,9 @@
 """Step times of eager, ``torch.compile`` and bundles, side by side in one process. The benchmark starts this file.
 
-A step is a forward, a backward and the removal of the gradients. With ``--optimizer`` it includes
-AdamW's step (eager for all). With ``--infer`` it is a forward in eval mode without gradients. Each
-contender has a model of its own with the same weights.
+A step is a forward, a backward and the removal of the gradients. With ``--optimizer`` it includes a
+step of AdamW: eager's with ``fused=True``, one that ``torch.compile`` has compiled, and the bundle's own.
+With ``--infer`` it is a forward in eval mode without gradients. Each contender has a model of its own
+with the same weights.
 
 Rounds alternate between the contenders, and every other round runs in reverse order. Other load on
 the machine then affects all of them equally. The figure of a round is the median of its steps. The
@@ -52,7 +53,7 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     args, kwargs = torch.load(options.inputs, weights_only=True)
-    steps = {name: step_of(model, args, kwargs, options) for name, model in contenders(options, args, kwargs).items()}
+    steps = {name: step_of(name, model, args, kwargs, options) for name, model in contenders(options, args, kwargs).items()}
     found = alternate(steps, options.rounds, options.seconds)
     print(json.dumps({"threads": torch.get_num_threads(), **found}))
 
@@ -83,7 +84,7 @@ def contenders(options: argparse.Namespace, args: tuple[Any, ...], kwargs: dict[
     return models
 
 
-def step_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: argparse.Namespace) -> Step:
+def step_of(name: str, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: argparse.Namespace) -> Step:
     parameters = list(model.parameters())
 
     def infer() -> None:
@@ -99,13 +100,22 @@ def step_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: 
         return infer
     if not options.optimizer:
         return step
-    optimizer = torch.optim.AdamW(parameters)
+    update = update_of(name, model, parameters)
 
     def full() -> None:
         step()
-        optimizer.step()
+        update()
 
     return full
+
+
+def update_of(name: str, model: Any, parameters: list[torch.nn.Parameter]) -> Step:
+    """The update that a user of this contender takes."""
+    if name == "eager":
+        return torch.optim.AdamW(parameters, fused=True).step
+    if name == REFERENCE:
+        return torch.compile(torch.optim.AdamW(parameters).step)
+    return model.aotpack.optimizer().step  # type: ignore[no-any-return]
 
 
 def alternate(steps: dict[str, Step], rounds: int, seconds: float) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,20 @@ from devtools.bench.runner import PROCESSES, Bench, BenchError, Case, example, n
 from devtools.machine import measured_now, provenance
 
 GOAL = 1.0
-BUILD = ("--target", "cpu", "--method", "train")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of steps: its file of results, the options of the builds and of step.py, and numbers of threads (0: all)."""
+
+    file: str
+    build: tuple[str, ...] = ("--target", "cpu", "--method", "train")
+    words: tuple[str, ...] = ()
+    threads: tuple[int, ...] = (1, 0)
+
+
+STEP = Kind("networks.json")
+THREADS = {1: "one thread", 0: "all threads"}
 
 
 def cases() -> dict[str, Case]:
@@ -33,7 +47,7 @@ def prepare(bench: Bench) -> dict[str, str]:
     failures: dict[str, str] = {}
     chosen = {name: case for name, case in cases().items() if bench.networks is None or name in bench.networks}
     for step in (
-        lambda case: bench.bundle(case, *BUILD),
+        lambda case: bench.bundle(case, *STEP.build),
         partial(_steps, bench, threads=1, rounds=2),
         partial(_steps, bench, threads=0, rounds=2),
     ):
@@ -46,10 +60,10 @@ def prepare(bench: Bench) -> dict[str, str]:
     return failures
 
 
-def _steps(bench: Bench, case: Case, *, threads: int, rounds: int) -> dict[str, Any]:
+def _steps(bench: Bench, case: Case, kind: Kind = STEP, *, threads: int, rounds: int) -> dict[str, Any]:
     """The steps of the contenders, in turns."""
     words = ["--model", bench.source(case), "--inputs", bench.inputs(case), "--threads", threads, "--rounds", rounds]
-    words += [*(["--dynamic"] if case.dynamic else []), "--bundle", f"cpu={bench.bundle(case, *BUILD)}"]
+    words += [*(["--dynamic"] if case.dynamic else []), *kind.words, "--bundle", f"cpu={bench.bundle(case, *kind.build)}"]
     return bench.json(PROCESSES / "step.py", *words, one_core=threads == 1)
 
 
@@ -58,13 +72,19 @@ def _last_line(error: BenchError) -> str:
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    file = bench.results / "networks.json"
+    return measure_kind(bench, STEP)
+
+
+def measure_kind(bench: Bench, kind: Kind) -> dict[str, Any]:
+    """Measure the networks that the results file lacks, or that were named, and write each row at once."""
+    file = bench.results / kind.file
     known: dict[str, Any] = {} if bench.quick or not file.exists() else json.loads(file.read_text()).get("cases", {})
-    wanted = bench.networks or [name for name in cases() if f"{name}, all threads" not in known]
+    titles = {name: {f"{name}, {THREADS[threads]}": threads for threads in kind.threads} for name in cases()}
+    wanted = bench.networks or [name for name, rows in titles.items() if not rows.keys() <= known.keys()]
     rows = known
     for name in wanted[: bench.times(len(wanted))]:
-        for threads in (1, 0):
-            rows[f"{name}, {'one thread' if threads else 'all threads'}"] = _measured(bench, cases()[name], threads)
+        for title, threads in titles[name].items():
+            rows[title] = _measured(bench, cases()[name], kind, threads)
         if not bench.quick:
             partly = {**provenance(), "minutes": 0, "goal": GOAL, **_result(rows)}
             file.write_text(json.dumps(partly, indent=2) + "\n")
@@ -72,16 +92,16 @@ def measure(bench: Bench) -> dict[str, Any]:
 
 
 def _result(rows: dict[str, Any]) -> dict[str, Any]:
-    order = [f"{name}, {threads}" for name in cases() for threads in ("one thread", "all threads")]
+    order = [f"{name}, {threads}" for name in cases() for threads in THREADS.values()]
     found = {title: rows[title] for title in order if title in rows}
     return {"cases": found, "ratios": {title: row["ratio_to_better"] for title, row in found.items() if "ratio_to_better" in row}}
 
 
-def _measured(bench: Bench, case: Case, threads: int) -> dict[str, Any]:
+def _measured(bench: Bench, case: Case, kind: Kind, threads: int) -> dict[str, Any]:
     """One row; its ``ratio_to_better`` is to the faster of eager and ``torch.compile``, of the rounds' median ratios."""
     measured = measured_now()
     try:
-        row = _steps(bench, case, threads=threads, rounds=bench.times(9, 3))
+        row = _steps(bench, case, kind, threads=threads, rounds=bench.times(9, 3))
     except BenchError as error:
         return {"failed": _last_line(error), "measured": measured}
     return {**row, **beside_the_better(row["ratio_to_compile"]), "measured": measured}

@@ -1,4 +1,4 @@
-"""Steady steps in one process: tiny to large batches, one thread and all, with an optimizer, and inference.
+"""Steady steps in one process: tiny to large batches, one thread and all, and inference.
 
 ``--networks`` measures the rows of the named networks again, and keeps the others. Each row says
 when it was measured, and at which load.
@@ -30,7 +30,6 @@ def variants(bench: Bench) -> list[Variant]:
     tiny, digits = network("tiny"), example("digits")
     found = [
         Variant(tiny, "tiny, batch 8", artifacts=("aot_compile", "export")),
-        Variant(tiny, "tiny, batch 8, with AdamW", ("--optimizer",)),
         Variant(digits, "digits, batch 64", artifacts=("aot_compile", "export")),
     ]
     if bench.quick:
@@ -40,7 +39,6 @@ def variants(bench: Bench) -> list[Variant]:
         Variant(example("digits", batch=1), "digits, batch 1"),
         Variant(example("digits", batch=1024), "digits, batch 1024"),
         Variant(example("digits", dynamic=True), "digits, dynamic batch of 64", ("--dynamic",)),
-        Variant(digits, "digits, batch 64, with AdamW", ("--optimizer",)),
         Variant(digits, "digits, batch 64, inference", ("--infer",), ("aoti",)),
         Variant(example("gpt"), "GPT, 4 layers, batch 8"),
         Variant(network("gpt2"), "GPT-2 small, batch 1"),
