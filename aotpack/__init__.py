@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aotpack_loader import load as load
 
     from .model.method import Method as Method
+    from .optimizer.copies import keep_copies as keep_copies
     from .pipeline.pipeline import build as build
     from .pipeline.pipeline import compile_bundle as compile_bundle
     from .pipeline.progress import BuildReport as BuildReport
@@ -38,6 +39,7 @@ __all__ = [
     "Silent",
     "build",
     "compile_bundle",
+    "keep_copies",
     "load",
 ]
 
@@ -50,6 +52,7 @@ _HOME = {
     "Method": "aotpack.model.method",
     "build": "aotpack.tools.builds",
     "compile_bundle": "aotpack.tools.builds",
+    "keep_copies": "aotpack.optimizer.copies",
     "BuildReport": "aotpack.pipeline.progress",
     "Observer": "aotpack.pipeline.progress",
     "Silent": "aotpack.pipeline.progress",

@@ -52,7 +52,8 @@ def built(tmp_path: Path, optimizer: Any, *, target: str = "portable", model: nn
     torch.manual_seed(0)
     model = Net() if model is None else model
     out = tmp_path / "net.aotpack"
-    x = torch.randn(5, next(p.shape[-1] for p in model.parameters() if p.dim() == 2))
+    matrix = next(p for p in model.parameters() if p.dim() == 2)
+    x = torch.randn(5, matrix.shape[-1], dtype=matrix.dtype)
     aotpack.build(model, (x,), out=out, targets=(target,), methods=("train",), optimizer=optimizer)
     return model, aotpack_loader.load(out)
 
@@ -205,18 +206,6 @@ def test_an_optimizer_of_the_users_own(tmp_path: Path) -> None:
     assert own.state[loaded.scale]["count"] == 7
 
 
-class AveragedAdamW(torch.optim.AdamW):
-    """The example of docs/guide/optimizers.md, but for its weight."""
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        begun = {p: p.clone() for p in parameters if "average" not in self.state[p]}
-        super().step(closure)
-        for p in parameters:
-            self.state[p].setdefault("average", begun.get(p)).lerp_(p, 0.25)
-
-
 class MasterSGD(torch.optim.Optimizer):
     """Updates a copy in float32, which rounds to the parameter."""
 
@@ -232,19 +221,55 @@ class MasterSGD(torch.optim.Optimizer):
                 p.copy_(master)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", [AveragedAdamW, MasterSGD])
-def test_state_that_begins_as_the_parameter(kind: Any, dtype: torch.dtype, tmp_path: Path) -> None:
-    model = Net().to(dtype)
-    out = tmp_path / "net.aotpack"
-    aotpack.build(
-        model, (torch.randn(5, 4, dtype=dtype),), out=out, targets=("portable",), methods=("train",),
-        optimizer=lambda model: kind(model.parameters()),
-    )  # fmt: skip
-    loaded = aotpack_loader.load(out)
-    eager, own = kind(model.parameters()), loaded.aotpack.optimizer()
+def test_state_that_begins_as_the_parameter(tmp_path: Path) -> None:
+    model, loaded = built(tmp_path, lambda model: MasterSGD(model.parameters()), model=Net().bfloat16())
+    eager, own = MasterSGD(model.parameters()), loaded.aotpack.optimizer()
     steps([(model, eager), (loaded, own)], 7, skipped="norm.weight")
     assert largest_difference(eager, own) == 0
+
+
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_averages_and_weights_in_float32(target: str, tmp_path: Path) -> None:
+    kept = {"ema_decay": 0.75, "master_weights": True}
+    model = Net().bfloat16()
+    loaded = built(tmp_path, lambda model: aotpack.keep_copies(of("AdamW")(model), **kept), target=target, model=model)[1]
+    wide = Net()
+    wide.load_state_dict(model.state_dict())
+    eager, own = of("AdamW")(wide), loaded.aotpack.optimizer()
+    averages = [p.detach().clone() for p in eager.param_groups[0]["params"]]
+    generator = torch.Generator().manual_seed(0)
+    for i in range(4):
+        decay = own.param_groups[0]["ema_decay"] = 0.75 + i / 10
+        for p, q in zip(wide.parameters(), loaded.parameters(), strict=True):
+            q.grad = torch.randn(p.shape, generator=generator).to(q)
+            p.grad = q.grad.float()
+        eager.step()
+        own.step()
+        for average, p in zip(averages, wide.parameters(), strict=True):
+            average.lerp_(p.detach(), 1 - decay)
+    for average, p, q in zip(averages, wide.parameters(), loaded.parameters(), strict=True):
+        torch.testing.assert_close(own.state[q]["master"], p.detach())
+        torch.testing.assert_close(own.state[q]["ema"], average)
+        torch.testing.assert_close(own.state[q]["exp_avg"], eager.state[p]["exp_avg"])
+        torch.testing.assert_close(q, p.bfloat16(), rtol=0.01, atol=1e-5)
+
+
+def test_copies_in_eager(tmp_path: Path) -> None:
+    """An optimizer that keeps copies is one of torch.optim, whose state a bundle reads."""
+    model, loaded = built(tmp_path, lambda model: aotpack.keep_copies(of("SGD", momentum=0.5)(model), ema_decay=0.5))
+    eager, own = aotpack.keep_copies(of("SGD", momentum=0.5)(model), ema_decay=0.5), loaded.aotpack.optimizer()
+    seen: list[object] = []
+    eager.register_step_post_hook(lambda *_: seen.append(None))
+    steps([(model, eager)], 2)
+    loaded.load_state_dict(model.state_dict())
+    own.load_state_dict(copy.deepcopy(eager.state_dict()))
+    steps([(model, eager), (loaded, own)], 3, skipped="norm.weight")
+    assert largest_difference(eager, own) == 0
+    assert len(seen) == 5
+    with pytest.raises(BuildError, match=r"nothing is to be kept"):
+        aotpack.keep_copies(of("SGD")(model))
+    with pytest.raises(BuildError, match=r"ema_decay: is 2, and not from 0 to 1\n.*has state already"):
+        aotpack.keep_copies(eager, ema_decay=2)
 
 
 def two_groups(model: nn.Module) -> torch.optim.Optimizer:
@@ -649,6 +674,7 @@ def optimizer(model):
     [
         ((), "SGD", {"lr": 0.25}),
         (("--optimizer", "adamw", "--lr", "0.5", "--optimizer-option", "betas=(0.5, 0.75)"), "AdamW", {"betas": (0.5, 0.75)}),
+        (("--optimizer", "sgd", "--ema-decay", "0.9", "--master-weights"), "SGD", {"ema_decay": 0.9}),
     ],
 )
 def test_the_command_takes_an_optimizer(words: tuple[str, ...], kind: str, options: dict[str, Any], tmp_path: Path) -> None:
@@ -667,6 +693,7 @@ def test_the_command_takes_an_optimizer(words: tuple[str, ...], kind: str, optio
         (("--optimizer", "adamv"), "no optimizer 'adamv'"),
         (("--optimizer", "adamw", "--optimizer-option", "beta=1"), "AdamW has no such option"),
         (("--lr", "0.1"), "need --optimizer"),
+        (("--master-weights",), "need --optimizer"),
         (("--optimizer", "adamw", "--optimizer-option", "eps"), "not NAME=VALUE"),
     ],
 )

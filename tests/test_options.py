@@ -80,7 +80,10 @@ def test_each_argument_is_explained(function: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("command", "own"),
     [
-        (build.command, {"directory", "no_cache", "as_json", "verbose", "lr", "optimizer_options"}),
+        (
+            build.command,
+            {"directory", "no_cache", "as_json", "verbose", "lr", "optimizer_options", "ema_decay", "master_weights"},
+        ),
         (compile.command, {"directory", "no_cache", "as_json", "verbose", "modules", "trust"}),
     ],
 )

@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 
 from aotpack_loader.errors import BuildError, EntryError, Problem
 
+from .copies import keep_copies
+
 Made = Optimizer | Callable[[torch.nn.Module], Any]
 Asked = Made | Mapping[str, Made]
 
@@ -84,8 +86,10 @@ def step(optimizer: Optimizer) -> None:
     getattr(function, "__wrapped__", function)(optimizer)
 
 
-def named(name: str, options: Mapping[str, Any]) -> Callable[[torch.nn.Module], Optimizer]:
+def named(name: str, options: Mapping[str, Any], **copies: Any) -> Callable[[torch.nn.Module], Optimizer]:
     """Return a function that makes the optimizer of ``torch.optim`` that is called ``name``, in any case.
+
+    ``copies`` are arguments of :func:`keep_copies`; without, no copies are kept.
 
     Raises:
         BuildError: there is none, or it has no such option.
@@ -98,7 +102,12 @@ def named(name: str, options: Mapping[str, Any]) -> Callable[[torch.nn.Module], 
     wrong = [Problem(option, f"{kind.__name__} has no such option") for option in options if option not in known_options]
     if wrong:
         raise BuildError("The optimizer cannot be made.", wrong, hint=f"It has {', '.join(known_options)}.")
-    return lambda model: kind(model.parameters(), **options)
+
+    def make(model: torch.nn.Module) -> Optimizer:
+        optimizer: Optimizer = kind(model.parameters(), **options)
+        return keep_copies(optimizer, **copies) if copies else optimizer
+
+    return make
 
 
 def resolve(asked: Asked | None, model: object, original: object) -> dict[str, AskedOptimizer]:

@@ -86,6 +86,8 @@ from .console import json_option, verbose_option
     metavar="NAME=VALUE",
     help="An option of the optimizer: weight_decay=0.1, betas=(0.9, 0.95). May be repeated.",
 )
+@click.option("--ema-decay", type=float, metavar="NUMBER", help="The optimizer keeps an average of the weights, with this decay.")
+@click.option("--master-weights", is_flag=True, help="The optimizer updates copies in float32 of weights of half types.")
 @tune_option
 @build_option("--second-derivatives", is_flag=True, help="Also build gradients of gradients (create_graph=True).")
 @papers_options
@@ -104,6 +106,8 @@ def command(
     verbose: bool,
     lr: float | None,
     optimizer_options: Sequence[str],
+    ema_decay: float | None,
+    master_weights: bool,
     **options: Any,
 ) -> None:
     """Build a bundle from ENTRY, `model.py` or `model.py:factory`.
@@ -119,9 +123,11 @@ def command(
         from aotpack.pipeline.preflight import check_build
     layout = layout_of(out, directory=directory)
     name, given = options.pop("optimizer"), optimizer_values(lr, optimizer_options)
-    if given and name is None:
-        raise click.UsageError("--lr and --optimizer-option need --optimizer.")
-    optimizer = None if name is None else named(name, given)
+    copies = {"ema_decay": ema_decay, "master_weights": master_weights}
+    kept = {option: value for option, value in copies.items() if value not in (None, False)}
+    if (given or kept) and name is None:
+        raise click.UsageError("--lr, --optimizer-option, --ema-decay and --master-weights need --optimizer.")
+    optimizer = None if name is None else named(name, given, **kept)
     check_build(Options(out=out, layout=layout, **options), lambda: check_file(split_spec(entry)[0]))
     with directory_on_path(split_spec(entry)[0]):
         with progress.stage("load", entry):
