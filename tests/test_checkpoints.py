@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from conftest import ROOT, FreshProcess
@@ -65,7 +66,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(model: Any, optimizer: Any, steps: int, scheduler: Any = None) -> float:
     loss = torch.zeros(())
     for _ in range(steps):
-        loss = model(torch.randn(5, 4) + random.random())
+        loss = model(torch.randn(5, 4) + random.random() + numpy.random.standard_normal())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -80,7 +81,7 @@ def everything(model: Any, *objects: Any) -> dict[str, Any]:
     found = {name: value.detach().clone() for name, value in found.items()}
     for i, one in enumerate(objects):
         found |= {f"{i}.{name}": value for name, value in flat(one.state_dict())}
-    return found | {"python": random.getstate()}
+    return found | {"python": random.getstate(), "numpy": repr(numpy.random.get_state())}
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -342,6 +343,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "strides with gaps": lambda c: rewrite(c / "checkpoint.json", '"stride":[12,1,6,3]', '"stride":[99,1,6,3]'),
     "state that is not there": lambda c: rewrite(c / "checkpoint.json", '"name":"optimizer.', '"name":"other.'),
     "a tie": lambda c: rewrite(c / "checkpoint.json", '"tied.weight":"first.weight"', '"tied.weight":"other.weight"'),
+    "NumPy's generator": lambda c: rewrite(c / "checkpoint.json", '"pos":', '"pos":7'),
     "a generator": lambda c: rewrite(c / "checkpoint.json", '"generator":"', '"generator":"AAAA'),
     "Python's generator": lambda c: rewrite(
         c / "checkpoint.json",
@@ -361,6 +363,20 @@ def test_a_damaged_checkpoint_changes_nothing(damage: str, saved: tuple[Any, Pat
     with pytest.raises(CheckpointError, match=r"damaged|no whole checkpoint"):
         model.aotpack.load_checkpoint(path, optimizer=optimizer)
     assert_same(everything(model, optimizer), before)
+
+
+def test_calls_without_a_step_are_not_lost(bundle: Path, tmp_path: Path) -> None:
+    model = aotpack_loader.load(bundle)
+    optimizer = model.aotpack.optimizer(accumulate=2)
+    optimizer.skipped = 3
+    optimizer.train_step(torch.randn(5, 4))
+    with pytest.raises(CheckpointError, match=r"optimizer: 1 calls of train_step have no step yet"):
+        model.aotpack.save_checkpoint(tmp_path / "c", optimizer=optimizer)
+    optimizer.train_step(torch.randn(5, 4))
+    model.aotpack.save_checkpoint(tmp_path / "c", optimizer=optimizer)
+    again = model.aotpack.optimizer(accumulate=2)
+    model.aotpack.load_checkpoint(tmp_path / "c", optimizer=again)
+    assert again.skipped == 3
 
 
 def test_all_that_does_not_fit_is_listed(saved: tuple[Any, Path]) -> None:

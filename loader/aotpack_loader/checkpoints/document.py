@@ -65,11 +65,15 @@ class SavedGroup(Document, frozen=True):
 
 
 class SavedOptimizer(Document, frozen=True):
-    """An optimizer. ``kind`` is the name of its class, ``state`` what it holds for parameters, by their names."""
+    """An optimizer. ``kind`` is the name of its class, ``state`` what it holds for parameters, by their names.
+
+    ``skipped`` counts steps of an optimizer of a bundle that were left out, as their gradients were not finite.
+    """
 
     kind: str
     groups: list[SavedGroup]
     state: dict[Name, dict[str, Plain]] = {}
+    skipped: Size = 0
 
 
 class SavedScheduler(Document, frozen=True):
@@ -79,12 +83,22 @@ class SavedScheduler(Document, frozen=True):
     state: dict[str, Plain]
 
 
+class NumpyGenerator(Document, frozen=True):
+    """The state of NumPy's global generator, MT19937: words, how many of them are used, and a normal number in store."""
+
+    key: Annotated[list[Annotated[int, Meta(ge=0, lt=2**32)]], Meta(min_length=624, max_length=624)]
+    pos: Annotated[int, Meta(ge=0, le=624)]  # NumPy does not check it
+    has_gauss: bool
+    gauss: FloatArg
+
+
 class CheckpointDocument(Document, frozen=True):
     """The whole document.
 
     ``model`` and ``values`` describe the tensors in the files of these names: those of the model, and those of optimizers and
     schedulers. ``tied`` are further names of tensors of the model. ``transient`` are buffers that are in no state dict.
-    ``generator`` is the state of torch's generator for CPUs, ``python_random`` that of Python's ``random``.
+    ``generator`` is the state of torch's generator for CPUs, ``python_random`` that of Python's ``random``, and
+    ``numpy_random`` that of ``numpy.random``; null if NumPy was not imported.
     """
 
     version: Literal[1]
@@ -95,6 +109,7 @@ class CheckpointDocument(Document, frozen=True):
     values: dict[Name, TensorEntry]
     generator: bytes
     python_random: Plain
+    numpy_random: NumpyGenerator | None = None
     tied: dict[Name, Name] = {}
     transient: list[Name] = []
     optimizers: dict[Name, SavedOptimizer] = {}
@@ -123,9 +138,9 @@ class Encoder:
                 self.problems.append(Problem(where, "is an integer of more than 64 bits"))
             return int(value)
         if isinstance(value, float):
-            return _float(value)
+            return as_float(value)
         if isinstance(value, complex):
-            return ComplexArg(_float(value.real).value, _float(value.imag).value)
+            return ComplexArg(as_float(value.real).value, as_float(value.imag).value)
         if isinstance(value, torch.Tensor):
             while where in self.tensors:
                 where += "'"
@@ -158,7 +173,7 @@ def decoded(value: Plain, tensor: Callable[[str], torch.Tensor]) -> Any:
     return value
 
 
-def _float(value: float) -> FloatArg:
+def as_float(value: float) -> FloatArg:
     if math.isfinite(value):
         return FloatArg(float(value))
     return FloatArg("nan" if math.isnan(value) else "inf" if value > 0 else "-inf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -128,6 +129,9 @@ def _load_optimizer(
         described.append({**opened.items(group.options), "params": [*range(first, first + len(group.parameters))]})
         first += len(group.parameters)
     before = {"state": optimizer.state, "param_groups": optimizer.param_groups}
+    if hasattr(optimizer, "skipped"):
+        before["skipped"] = optimizer.skipped
+        optimizer.skipped = saved.skipped
     kept = dict(optimizer.state), [*optimizer.param_groups]
 
     def restore() -> None:
@@ -170,14 +174,27 @@ def _load_scheduler(
 
 
 def _set_random_state(path: str | os.PathLike[str], opened: OpenedCheckpoint, undo: list[Callable[[], None]]) -> None:
-    """Set the generators of torch and of Python."""
+    """Set the generators of torch, of Python and of NumPy."""
     before = random.getstate()
     undo.append(lambda: random.setstate(before))
+    document = opened.document
     try:
-        random.setstate(opened.items({"": opened.document.python_random})[""])
-        exchange_random_state(torch.frombuffer(bytearray(opened.document.generator), dtype=torch.uint8))
+        random.setstate(opened.items({"": document.python_random})[""])
+        if (held := document.numpy_random) is not None and (numpy := _numpy()):
+            numpy_before = numpy.random.get_state()
+            undo.append(lambda: numpy.random.set_state(numpy_before))
+            numpy.random.set_state(("MT19937", held.key, held.pos, int(held.has_gauss), float(held.gauss.value)))
+        exchange_random_state(torch.frombuffer(bytearray(document.generator), dtype=torch.uint8))
     except (CorruptBundleError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"The checkpoint {os.fspath(path)!r} is damaged: it has no state of a generator.") from error
+
+
+def _numpy() -> Any:
+    """NumPy; None where it is not installed, so that nobody draws from its generator."""
+    try:
+        return importlib.import_module("numpy")
+    except ImportError:
+        return None
 
 
 @torch.no_grad()

@@ -15,7 +15,16 @@ import torch
 from torch import nn
 
 from ..errors import CheckpointError, Problem
-from .document import CheckpointDocument, Encoder, SavedGroup, SavedOptimizer, SavedScheduler, TensorEntry
+from .document import (
+    CheckpointDocument,
+    Encoder,
+    NumpyGenerator,
+    SavedGroup,
+    SavedOptimizer,
+    SavedScheduler,
+    TensorEntry,
+    as_float,
+)
 from .folder import checked_target, dtype_name, write_folder
 
 
@@ -127,6 +136,7 @@ def save(
         values={name: TensorEntry(dtype_name(t), [*t.shape], _strides(t)) for name, t in encoder.tensors.items()},
         generator=bytes(torch.get_rng_state().tolist()),
         python_random=encoder.encode(random.getstate(), "random"),
+        numpy_random=_numpy_generator(),
         tied=named.tied,
         transient=named.transient,
         optimizers=saved,
@@ -153,6 +163,21 @@ def kind_of(optimizer: Any) -> str:
     return str(getattr(optimizer, "_aotpack_kind", type(optimizer).__name__))
 
 
+def _numpy_generator() -> NumpyGenerator | None:
+    """The state of NumPy's global generator; None if nobody has imported NumPy.
+
+    Raises:
+        CheckpointError: it is another generator than NumPy's own.
+    """
+    if (numpy := sys.modules.get("numpy")) is None:
+        return None
+    found = numpy.random.get_state(legacy=False)
+    if found["bit_generator"] != "MT19937":
+        raise CheckpointError(f"A checkpoint holds no state of {found['bit_generator']}, the generator of numpy.random.")
+    state = found["state"]
+    return NumpyGenerator(state["key"].tolist(), int(state["pos"]), bool(found["has_gauss"]), as_float(found["gauss"]))
+
+
 def _optimizer(name: str, optimizer: Any, named: NamedState, encoder: Encoder) -> SavedOptimizer:
     """What an optimizer holds, with names for its parameters."""
     names: list[str] = []
@@ -164,9 +189,15 @@ def _optimizer(name: str, optimizer: Any, named: NamedState, encoder: Encoder) -
         options = {key: value for key, value in group.items() if key != "params"}
         groups.append(SavedGroup(found, encoder.mapping(options, f"{name}.param_groups.{i}")))
         names += found
+    if calls := getattr(optimizer, "calls", 0):
+        text = f"{calls} calls of train_step have no step yet, and their gradients are in no checkpoint: save after a step"
+        encoder.problems.append(Problem(name, text))
     state = optimizer.state_dict()["state"]
     return SavedOptimizer(
-        kind_of(optimizer), groups, {names[i]: encoder.mapping(values, f"{name}.{names[i]}") for i, values in state.items()}
+        kind_of(optimizer),
+        groups,
+        {names[i]: encoder.mapping(values, f"{name}.{names[i]}") for i, values in state.items()},
+        getattr(optimizer, "skipped", 0),
     )
 
 

@@ -183,6 +183,11 @@ class LoadedOptimizer(Optimizer):
             self.zero_grad()
         return result
 
+    @property
+    def calls(self) -> int:
+        """How many calls of :meth:`train_step` were made since the last update; with ``accumulate=n`` up to n - 1."""
+        return self._aotpack_training.calls
+
     def _aotpack_gradients(self) -> dict[str, torch.Tensor]:
         """The gradients that a step takes, by the names of their parameters."""
         named = ((name, parameter.grad) for parameter, (name, _) in self._aotpack_update_of.items())
