@@ -3,8 +3,9 @@
 It is a script that is started by path (``python -I contender.py``). The clock starts after
 ``import torch`` and stops after the first forward and backward. It covers importing the model (or
 aotpack_loader), making it, compiling (or loading) and the step. Every contender does the same
-step: forward, backward and dropping the gradients. There is no optimizer, because making one
-imports Dynamo and would hide the difference.
+step: forward, backward and dropping the gradients. With ``--optimizer`` it includes a step of AdamW:
+eager's with ``fused=True``, one that ``torch.compile`` compiles, or that of the bundle. Making one of
+torch imports Dynamo.
 
     contender.py --kind eager|compile --model model.py --inputs inputs.pt --json
     contender.py --kind bundle --bundle m.aotpack [--backend portable] --inputs inputs.pt --json
@@ -55,7 +56,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--threads", type=int, default=0, help="0: torch's own choice")
-    parser.add_argument("--infer", action="store_true", help="a forward in eval mode without gradients")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--infer", action="store_true", help="a forward in eval mode without gradients")
+    what.add_argument("--optimizer", action="store_true", help="a step of AdamW, too; of --kind eager, compile or bundle")
     parser.add_argument("--autocast", help="call the model under autocast to this element type")
     parser.add_argument("--spawned", type=float, help="time.perf_counter() of who started this process, when it did")
     parser.add_argument("--json", action="store_true")
@@ -148,6 +151,17 @@ def _packaged(options: argparse.Namespace) -> Any:
     return Compiled(torch._inductor.aoti_load_package(options.artifact))
 
 
+def update_of(kind: str, model: Any) -> Callable[[], Any]:
+    """The step of AdamW that a user of this kind takes."""
+    if kind not in ("eager", "compile"):
+        return model.aotpack.optimizer().step  # type: ignore[no-any-return]
+    import torch
+
+    if kind == "eager":
+        return torch.optim.AdamW(model.parameters(), fused=True).step
+    return torch.compile(torch.optim.AdamW(model.parameters()).step)
+
+
 def loss_of(value: Any) -> Any:
     """Return the first floating-point scalar of a nested result, or else the sum of its floating-point tensors' means."""
     floating = [tensor for tensor in tensors(value) if tensor.is_floating_point()]
@@ -195,10 +209,14 @@ def main() -> None:
             loss = loss_of(model(*args, **kwargs))
         if not options.infer:
             loss.backward()
+        if options.optimizer:
+            update()
         return loss
 
     begin, begin_cpu = time.perf_counter(), time.process_time()
     model = make(options, subclasses)
+    if options.optimizer:
+        update = update_of(options.kind, model)
     ready = time.perf_counter()
     loss = step()
     first_step, first_step_cpu = time.perf_counter(), time.process_time()

@@ -32,6 +32,7 @@ SECTIONS = {
     "overhead": "overhead",
     "optimizer": "optimizer",
     "whole_steps": "whole_steps",
+    "first_update": "first_update",
     "memory": "memory",
     "live": "live",
     "build": "build",

@@ -103,6 +103,19 @@ def optimizer(result: Mapping[str, Any]) -> str:
     return table(head, rows)
 
 
+def first_update(result: Mapping[str, Any]) -> str:
+    figures = {"with `import torch`": "t_from_spawn_to_first_step", "without": "t_from_import_to_first_step"}
+    kinds = ("eager", "compile", "bundle")
+    head = ["", *(f"{title}, {KINDS.get(kind, kind)}" for title in figures for kind in kinds)]
+    head += ["bundle / eager, with", "bundle / warm `torch.compile`, without"]
+    rows = []
+    for name, found in result["seconds"].items():
+        cells = [time(found[kind][figure]) for figure in figures.values() for kind in kinds]
+        ratios = times(result["ratios"][name]), f"1 / {1 / result['ratios_to_warm_compile'][name]:.0f}"
+        rows.append([network_name(name), *cells, *ratios])
+    return table(head, rows)
+
+
 def memory(result: Mapping[str, Any]) -> str:
     kinds = dict.fromkeys(kind for found in result["peak_bytes"].values() for kind in found)
     rows = [
@@ -323,7 +336,7 @@ def xla_scan(result: Mapping[str, Any]) -> str:
 
 PAGES = {
     "performance.md": {"goals": goals},
-    "performance/start.md": {"start": start, "weights": weights, "share": share_of},
+    "performance/start.md": {"start": start, "first_update": first_update, "weights": weights, "share": share_of},
     "performance/steps.md": {"step": step, "alone": alone, "overhead": overhead, "optimizer": optimizer, "variants": variants},
     "performance/networks.md": {"networks": networks, "whole_steps": networks},
     "performance/memory.md": {"memory": memory, "live": live, "recompute": recompute},

@@ -100,22 +100,13 @@ def step_of(name: str, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         return infer
     if not options.optimizer:
         return step
-    update = update_of(name, model, parameters)
+    update = contender.update_of(name, model)
 
     def full() -> None:
         step()
         update()
 
     return full
-
-
-def update_of(name: str, model: Any, parameters: list[torch.nn.Parameter]) -> Step:
-    """The update that a user of this contender takes."""
-    if name == "eager":
-        return torch.optim.AdamW(parameters, fused=True).step
-    if name == REFERENCE:
-        return torch.compile(torch.optim.AdamW(parameters).step)
-    return model.aotpack.optimizer().step  # type: ignore[no-any-return]
 
 
 def alternate(steps: dict[str, Step], rounds: int, seconds: float) -> dict[str, Any]:
