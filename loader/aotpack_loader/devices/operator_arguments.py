@@ -14,7 +14,7 @@ import torch
 
 from ..errors import CorruptBundleError, Problem
 from ..format import schema
-from ..format.validate import flat
+from ..format.validate_expressions import flat
 
 _NUMBER: Final = (bool, int, schema.FloatArg)
 _LITERALS: Final[dict[str, tuple[tuple[type, ...], str]]] = {

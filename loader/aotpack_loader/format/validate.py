@@ -6,13 +6,12 @@ opened, so that all later code can rely on its indices.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
 from ..errors import CorruptBundleError, Problem
 from ..text import shown
-from . import containers, expressions, features, interface, modules, schema, subclasses
+from . import containers, features, interface, modules, schema, subclasses, validate_expressions
 from .interface import call_trees
 from .versions import AUTOCAST_VARIANTS
 
@@ -33,7 +32,7 @@ def validate_program(program: schema.Program, where: str) -> None:
     """
     # Later checks walk trees and subclasses, and rely on their depth.
     refuse(where, chain(_tree_problems(program), subclasses.depth_problems(program)))
-    refuse(where, expressions_too_long(_all_expressions(program), "$.methods"))
+    refuse(where, validate_expressions.too_long(validate_expressions.of_program(program), "$.methods"))
     problems: Iterator[Problem] = chain(_state_problems(program), _method_problems(program))
     for rules in (subclasses, modules, interface, containers, features):
         problems = chain(problems, rules.problems(program))
@@ -53,19 +52,6 @@ def refuse(where: str, problems: Iterable[Problem]) -> None:
     """Raise an error that lists the first broken rules of document ``where``, if there are any. It looks no further."""
     if found := list(islice(problems, 50)):
         raise CorruptBundleError(f"The document {where} breaks the rules of the format.", found)
-
-
-def expressions_too_long(texts: Iterable[str], at: str) -> Iterator[Problem]:
-    """Bound the time to read the expressions of a document, each of which counts once."""
-    total = sum(map(len, set(texts)))
-    if total > expressions.MAX_TOTAL:
-        yield Problem(at, f"C13: its expressions have {total} characters in all; the limit is {expressions.MAX_TOTAL}")
-
-
-def _all_expressions(program: schema.Program) -> Iterator[str]:
-    for method in program.methods.values():
-        for _, text in chain(_expressions_before(method), _expressions_after(method)):
-            yield text
 
 
 def _tree_problems(program: schema.Program) -> Iterator[Problem]:
@@ -161,7 +147,7 @@ def _method_problems(program: schema.Program) -> Iterator[Problem]:
             yield Problem(at, f"C14: a graph returns at most {MAX_OUTPUTS} values")
             continue
         yield from _signature_problems(method, entries, at)
-        yield from _expression_problems(method, at)
+        yield from validate_expressions.problems(method, at)
         if method.backward is not None:
             yield from _backward_problems(method, method.backward, at)
             if method.backward.second is not None and not _is_second(program, method, method.backward):
@@ -340,94 +326,6 @@ def _source_problems(sources: list[list[int]], results: list[schema.Result], at:
                 yield Problem(f"{at}[{i}]", f"C41: there is no other result {j}")
             elif not isinstance(results[i], kinds) or not isinstance(results[j], kinds):
                 yield Problem(f"{at}[{i}]", f"C41: result {i} or result {j} is no tensor")
-
-
-def _expression_problems(method: schema.Method, at: str) -> Iterator[Problem]:
-    """C13: every expression parses, and uses only the method's symbols. A2: arguments determine all symbols."""
-    known = {symbol.name for symbol in method.symbols}
-    if len(known) != len(method.symbols):
-        yield Problem(f"{at}.symbols", "C13: a symbol is declared twice")
-    if any(symbol.maximum is not None and symbol.maximum < symbol.minimum for symbol in method.symbols):
-        yield Problem(f"{at}.symbols", "C13: the maximum of a symbol is below its minimum")
-    sizes = {size for leaf in method.leaves for size in subclasses.leaf_sizes(leaf)}
-    if unbound := known - sizes:
-        yield Problem(f"{at}.symbols", f"A2: no argument determines the sizes {', '.join(sorted(unbound))}")
-    for symbol in known:
-        if not expressions.is_symbol(symbol):
-            yield Problem(f"{at}.symbols", f"C13: {symbol!r} is not a valid symbol name")
-    yield from unknown_symbols(_expressions_before(method), known, at)
-    measured = Counter(symbol.name for symbol in method.output_symbols)
-    for i, size in enumerate(method.output_symbols):
-        where = f"{at}.output_symbols[{i}]"
-        yield from in_range(where, "C24", [(size.output, method.num_outputs)])
-        if not expressions.is_symbol(size.name) or size.name in known or measured[size.name] > 1:
-            yield Problem(where, f"C24: {size.name!r} is not a symbol, or is declared twice")
-        if size.minimum is not None and size.maximum is not None and size.maximum < size.minimum:
-            yield Problem(where, "C24: the maximum is below the minimum")
-    needed = {symbol.name for symbol in method.output_symbols if symbol.needed}
-    yield from unknown_symbols(_expressions_after(method), known | needed, at)
-
-
-def unknown_symbols(found: Iterable[tuple[str, str]], known: Collection[str], at: str) -> Iterator[Problem]:
-    valid: set[str] = set()
-    for where, text in found:
-        if text in valid:
-            continue
-        try:
-            expressions.parse(text)
-        except CorruptBundleError as error:
-            yield Problem(f"{at}{where}", f"C13: {error.summary}")
-            continue
-        if unknown := expressions.symbols(text).difference(known):
-            yield Problem(f"{at}{where}", f"C13: unknown symbols {', '.join(sorted(unknown))}")
-        else:
-            valid.add(text)
-
-
-def _expressions_before(method: schema.Method) -> Iterator[tuple[str, str]]:
-    """Expressions that are evaluated before the forward runs."""
-    for text in method.constraints:
-        yield ".constraints", text
-    for size in method.sizes:
-        if isinstance(size, str):
-            yield ".sizes", size
-    for i, leaf in enumerate(method.leaves):
-        strides = (leaf.stride or []) if isinstance(leaf, schema.TensorLeaf) else []
-        own = leaf.shape if isinstance(leaf, schema.TensorLeaf) else subclasses.leaf_sizes(leaf)
-        yield from ((f".leaves[{i}]", size) for size in [*own, *strides] if isinstance(size, str))
-
-
-def _expressions_after(method: schema.Method) -> Iterator[tuple[str, str]]:
-    """Expressions that are evaluated after the forward."""
-    for i, mutation in enumerate(method.mutations):
-        if mutation.geometry is not None:
-            sizes = [*mutation.geometry.shape, *mutation.geometry.stride, mutation.geometry.offset]
-            yield from ((f".mutations[{i}].geometry", size) for size in sizes if isinstance(size, str))
-    for i, result in enumerate(method.results):
-        if isinstance(result, schema.SizeResult) and isinstance(result.expr, str):
-            yield f".results[{i}]", result.expr
-        elif isinstance(result, schema.AliasResult):
-            arguments = [a for step in result.view for a in [*step.args, *step.kwargs.values()]]
-            yield from ((f".results[{i}].view", arg.value) for arg in flat(arguments) if isinstance(arg, schema.ExprArg))
-    for path, subclass in subclasses.of_method(method, ""):
-        yield from ((path, size) for size in subclasses.sizes(subclass) if isinstance(size, str))
-    if method.backward is not None:
-        for i, saved in enumerate(method.backward.saved):
-            if isinstance(saved, schema.SavedSize) and isinstance(saved.expr, str):
-                yield f".backward.saved[{i}]", saved.expr
-        for i, tangent in enumerate(method.backward.tangents):
-            for size in [*tangent.shape, *(tangent.stride or [])]:
-                if isinstance(size, str):
-                    yield f".backward.tangents[{i}]", size
-
-
-def flat(args: Iterable[object]) -> Iterator[object]:
-    """Arguments of an operator, including those in lists."""
-    for arg in args:
-        if isinstance(arg, list):
-            yield from flat(arg)
-        else:
-            yield arg
 
 
 def _leaves(tree: schema.Tree) -> int:

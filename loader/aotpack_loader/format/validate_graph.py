@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator
 
 from ..errors import Problem
 from . import schema, subgraphs
-from .validate import flat, refuse
+from .validate import refuse
+from .validate_expressions import flat
 
 
 def validate_graph(graph: schema.Graph, where: str) -> None:

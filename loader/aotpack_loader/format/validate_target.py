@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator
 
 from ..errors import Problem
 from . import donations, schema, subclasses
-from .validate import expressions_too_long, in_range, refuse, unknown_symbols
+from .validate import in_range, refuse
+from .validate_expressions import too_long, unknown_symbols
 
 
 def validate_target(target: schema.Target, program: schema.Program, where: str) -> None:
@@ -19,7 +20,7 @@ def validate_target(target: schema.Target, program: schema.Program, where: str) 
         CorruptBundleError: lists every executable and constraint that does not fit.
     """
     stated = (text for constraints in target.constraints.values() for text in constraints)
-    problems: list[Problem] = [*expressions_too_long(stated, "$.constraints")]
+    problems: list[Problem] = [*too_long(stated, "$.constraints")]
     refuse(where, problems)
     for name, constraints in target.constraints.items():
         known = {symbol.name for symbol in program.methods[name].symbols} if name in program.methods else ()
