@@ -1,8 +1,10 @@
-"""Traces functions of torch that make sizes which vary constant: ``linspace``, tensors of sizes, ``pad_sequence``."""
+"""Traces functions of torch that make sizes which vary constant: ranges, windows, tensors of sizes, ``pad_sequence``."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import torch
 from torch.fx.experimental.symbolic_shapes import has_static_value
@@ -14,14 +16,17 @@ _padded: Any = torch._C._nn.pad_sequence
 class VaryingFactories(TorchFunctionMode):
     """While active, computes by other operators what such a function makes of sizes that vary.
 
-    ``linspace`` is computed for floating-point numbers, as eager's kernel does. The kernel starts anew for each
-    vector, so a number may be one rounding off.
+    Ranges are computed for floating-point numbers, as eager's kernels do. That of ``linspace`` starts anew for each vector,
+    so a number may be one rounding off. In half precision that is too far: sizes stay constant. Windows are computed by
+    eager's operators.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        if function is torch.linspace and _varies(*args, **named):
-            return _linspace(*args, **named)
+        if function in _RANGES and _varies(function, *args, **named):
+            return _RANGES[function](*args, **named)
+        if function in _WINDOWS and not has_static_value(args[0] if args else named["window_length"]):
+            return _window(_WINDOWS[function], *args, **named)
         if function in (torch.tensor, torch.as_tensor) and _are_sizes(*args):
             numbers = torch.stack([torch.scalar_tensor(size, dtype=torch.int64) for size in args[0]])
             return numbers.to(device=named.get("device"), dtype=named.get("dtype"))
@@ -51,14 +56,11 @@ def _pad_sequence(
     return torch.stack(rows, 0 if batch_first else 1)
 
 
-def _varies(start: Any, end: Any, steps: Any, *, out: Any = None, dtype: Any = None, **options: Any) -> bool:
+def _varies(function: Any, start: Any, end: Any, steps: Any, base: float = 10.0, *, out: Any = None, **options: Any) -> bool:
     plain = all(isinstance(number, (int, float, torch.SymInt, torch.SymFloat)) for number in (start, end))
-    return (
-        plain
-        and out is None
-        and (dtype or torch.get_default_dtype()) in (torch.float32, torch.float64)
-        and not has_static_value(steps)
-    )
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    exact = dtype in (torch.float32, torch.float64) or (function is torch.logspace and dtype.is_floating_point)
+    return plain and out is None and exact and not has_static_value(steps)
 
 
 def _linspace(
@@ -77,3 +79,77 @@ def _linspace(
     rising, falling = start + step * index, end - step * (steps - 1 - index)
     made = torch.where(index < torch.sym_max(steps // 2, 1), rising, falling)
     return made.requires_grad_() if requires_grad else made
+
+
+def _logspace(
+    start: float,
+    end: float,
+    steps: Any,
+    base: float = 10.0,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    **layout: Any,
+) -> torch.Tensor:
+    exponents = _linspace(start, end, steps, dtype=torch.float64, device=device)
+    made = torch.pow(base, exponents).to(dtype or torch.get_default_dtype())
+    return made.requires_grad_() if requires_grad else made
+
+
+_RANGES: Final[Mapping[Any, Callable[..., torch.Tensor]]] = {torch.linspace: _linspace, torch.logspace: _logspace}
+
+
+def _window(
+    rule: Callable[..., torch.Tensor],
+    window_length: Any,
+    periodic: bool = True,
+    *parameters: float,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    layout: Any = None,
+    pin_memory: Any = None,
+    **named: float,
+) -> torch.Tensor:
+    """A window of a length that varies. A window of one number is 1."""
+    length = window_length + 1 if periodic else window_length
+    index = torch.arange(length, dtype=dtype or torch.get_default_dtype(), device=device)
+    made = rule(index, torch.sym_max(length - 1, 1), *parameters, **named)[:window_length]
+    is_one = torch.full((), window_length, dtype=torch.int64, device=device) == 1
+    made = torch.where(is_one, 1.0, made)
+    return made.requires_grad_() if requires_grad else made
+
+
+def _times(index: torch.Tensor, factor: float, last: Any) -> torch.Tensor:
+    """``index * (factor / last)``, where eager divides in double precision."""
+    return index * (torch.full((), factor, dtype=torch.float64, device=index.device) / last)
+
+
+def _hamming(index: torch.Tensor, last: Any, alpha: float = 0.54, beta: float = 0.46) -> torch.Tensor:
+    return _times(index, 2 * math.pi, last).cos() * -beta + alpha
+
+
+def _blackman(index: torch.Tensor, last: Any) -> torch.Tensor:
+    angle = _times(index, math.pi, last)
+    return (angle * 4).cos() * 0.08 - (angle * 2).cos() * 0.5 + 0.42
+
+
+def _bartlett(index: torch.Tensor, last: Any) -> torch.Tensor:
+    rising = _times(index, 2.0, last)
+    return torch.where(torch.arange(index.shape[0], device=index.device) <= last // 2, rising, rising * -1 + 2)
+
+
+def _kaiser(index: torch.Tensor, last: Any, beta: float = 12.0) -> torch.Tensor:
+    middle = (torch.full((), last, dtype=torch.float64, device=index.device) / 2).to(index.dtype)
+    most = torch.full((), beta, dtype=index.dtype, device=index.device)
+    return (most * (1 - ((index - middle) / middle).square()).sqrt()).i0() / most.i0()
+
+
+_WINDOWS: Final[Mapping[Any, Callable[..., torch.Tensor]]] = {
+    torch.bartlett_window: _bartlett,
+    torch.blackman_window: _blackman,
+    torch.hamming_window: _hamming,
+    torch.hann_window: lambda index, last: _hamming(index, last, 0.5, 0.5),
+    torch.kaiser_window: _kaiser,
+}
