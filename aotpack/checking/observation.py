@@ -89,11 +89,11 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
     if hasattr(tensor, "__tensor_flatten__"):
         return torch.empty(0)
     with torch.no_grad():
-        if tensor.device.type != "cpu":
+        if tensor.device.type == "xla":
             return tensor.detach().cpu()
         if tensor.layout == torch.strided and tensor.numel() and not tensor.untyped_storage().nbytes():
             return torch.empty(0)
-        return tensor.detach().resolve_conj().resolve_neg().clone()
+        return tensor.detach().cpu().resolve_conj().resolve_neg().clone()
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ class Facts:
         value = copied(tensor) if copy else tensor.detach()
         about: dict[str, Any] = {
             "dtype": tensor.dtype,
+            "device": tensor.device.type,
             "shape": tuple(tensor.shape),
             "requires_grad": tensor.requires_grad,
             "is_leaf": tensor.is_leaf,
@@ -142,7 +143,7 @@ def relations(tensors: Tensors) -> set[str]:
             found.add(f"{a} is {b}")
             continue
         if storage_address(left) == storage_address(right) != 0:
-            has_address = left.device.type == "cpu" and left.numel() and right.numel()
+            has_address = left.device.type != "xla" and left.numel() and right.numel()
             distance = right.data_ptr() - left.data_ptr() if has_address else "some"
             found.add(f"{a} shares storage with {b} at {distance} bytes")
         if left._base is not None and left._base is right:

@@ -122,16 +122,20 @@ def _with_rounding_tolerance(row: _Row, found: torch.Tensor, moved: torch.Tensor
     return name, error, limit, error <= limit
 
 
+def device_of(model: torch.nn.Module) -> torch.device:
+    """The device of a module's parameters and buffers; the CPU, if it has none."""
+    return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
 def observe(
     model: torch.nn.Module, method: schema.Method, args: tuple[Any, ...], kwargs: dict[str, Any], seed: int = 0
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Run one step of ``model``, eager or loaded. Yields all its tensors with their names in the self-test."""
     torch.manual_seed(seed)
-    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     training = any(mode.training and mode.grad for mode in method.serves)
     model.train(training)
     leaves = _flatten(method.inputs, (args, kwargs))  # the call may change containers
-    with torch.set_grad_enabled(training), as_built(method, device.type):
+    with torch.set_grad_enabled(training), as_built(method, device_of(model).type):
         results = _flatten(method.outputs, model(*args, **kwargs))
     tensors = [(i, value) for i, value in enumerate(results) if isinstance(value, torch.Tensor)]
     heads = [value for _, value in tensors if value.requires_grad and value.grad_fn is not None]

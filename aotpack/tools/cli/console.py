@@ -125,6 +125,12 @@ def trust_option(function: F) -> F:
     )(function)
 
 
+def device_option(function: F) -> F:
+    """Add ``--device``."""
+    text = "Load onto this device of torch: cuda, cuda:1, mps. Portable graphs run there. Default: the CPU."
+    return click.option("--device", metavar="DEVICE", help=text)(function)
+
+
 def passphrase_of(*, confirm: bool = False) -> bytes:
     """Return the passphrase of a private key: ``$AOTPACK_PASSPHRASE``, else what is typed."""
     value = os.environ.get("AOTPACK_PASSPHRASE")

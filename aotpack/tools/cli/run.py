@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from rich.table import Table
 
-from .console import json_option, plain, print_json, stdout, time_text, trust_option
+from .console import device_option, json_option, plain, print_json, stdout, time_text, trust_option
 from .importing import import_modules, import_option
 from .paths import BundlePath
 
@@ -41,6 +41,7 @@ class StepReport:
 @click.command("run", short_help="Train a bundle for one step.")
 @click.argument("bundle", type=BundlePath())
 @click.option("--backend", metavar="TARGET", help="Run this target, not the best that fits.")
+@device_option
 @click.option("--method", default="", metavar="NAME", help="Call this method of the model, not the model itself.")
 @click.option("--steps", type=click.IntRange(min=1), default=1, show_default=True, help="Steps of plain SGD.")
 @click.option("--lr", type=float, default=0.01, show_default=True, help="Learning rate.")
@@ -59,6 +60,7 @@ def command(
     *,
     bundle: Path,
     backend: str | None,
+    device: str | None,
     method: str,
     steps: int,
     lr: float,
@@ -74,7 +76,7 @@ def command(
     floating-point outputs.
     A method without gradients runs forward only.
     """
-    report = _run(bundle, backend, trust, method, steps, lr, seed, check, modules)
+    report = _run(bundle, backend, device, trust, method, steps, lr, seed, check, modules)
     if as_json:
         print_json(asdict(report))
     else:
@@ -84,6 +86,7 @@ def command(
 def _run(
     path: Path,
     backend: str | None,
+    device: str | None,
     trust: str | tuple[str, ...] | None,
     function: str,
     steps: int,
@@ -100,10 +103,12 @@ def _run(
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", aotpack.BackendWarning)  # the report has the same information
-        model = aotpack.load(path, backend=backend, trust=trust, check=check, subclasses=subclasses)
+        model = aotpack.load(path, backend=backend, device=device, trust=trust, check=check, subclasses=subclasses)
     load = time.perf_counter() - start
 
-    from ..measure.steps import call_as_built, inputs_of, method_of_steps
+    from aotpack_loader.replay import device_of
+
+    from ..measure.steps import call_as_built, inputs_of, method_of_steps, moved
 
     info = model.aotpack
     method = method_of_steps(info.program, function)
@@ -112,7 +117,8 @@ def _run(
     torch.manual_seed(seed)
     model.train(training)
     losses, norms, times = [], [], []
-    call = partial(call_as_built(model, method), *inputs.args, **inputs.kwargs)
+    args, kwargs = moved((inputs.args, inputs.kwargs), device_of(model))
+    call = partial(call_as_built(model, method), *args, **kwargs)
     for _ in range(steps):
         start = time.perf_counter()
         loss, norm = _train_step(model, call, lr) if training else (_infer_step(call), None)

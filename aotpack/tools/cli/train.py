@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from .console import json_option, plain, print_json, size_text, stderr, stdout, time_text, trust_option
+from .console import device_option, json_option, plain, print_json, size_text, stderr, stdout, time_text, trust_option
 from .importing import import_modules, import_option
 from .paths import BundlePath
 
@@ -57,6 +57,7 @@ _SECONDS = 10.0
 @click.option("--optimizer", default="", metavar="NAME", help="Which, if the bundle has several.")
 @click.option("--log-every", type=click.IntRange(min=1), default=1, show_default=True, metavar="STEPS")
 @click.option("--backend", metavar="TARGET", help="Run this target, not the best that fits.")
+@device_option
 @import_option
 @trust_option
 @json_option
@@ -64,6 +65,7 @@ def command(
     *,
     bundle: Path,
     backend: str | None,
+    device: str | None,
     modules: tuple[str, ...],
     trust: str | tuple[str, ...] | None,
     as_json: bool,
@@ -81,7 +83,7 @@ def command(
     subclasses = import_modules(modules)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", aotpack_loader.BackendWarning)  # the report names the target
-        model = aotpack_loader.load(bundle, backend=backend, trust=trust, subclasses=subclasses)
+        model = aotpack_loader.load(bundle, backend=backend, device=device, trust=trust, subclasses=subclasses)
     with _shown(stderr()) as observer:
         report = train(Asked(bundle, **asked), model, observer)
     if as_json:

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AotpackError
 from aotpack_loader.format import schema
 from aotpack_loader.module.program import LoadedProgram
+from aotpack_loader.replay import device_of
 from aotpack_loader.runtime.modes import as_built
 from aotpack_loader.selftest import random_inputs, recorded_inputs
 
@@ -37,6 +39,13 @@ def inputs_of(path: Path, method: str, seed: int, subclasses: Sequence[type] = (
     return StepInputs(*random_inputs(program, program.methods[method], seed, subclasses), f"random, seed {seed}")
 
 
+def moved(values: Any, device: torch.device) -> Any:
+    """Arguments on a device. Only tensors change."""
+    if device.type == "cpu":
+        return values
+    return tree_map_only(Tensor, lambda x: x.detach().to(device).requires_grad_(x.requires_grad), values)
+
+
 def method_of_steps(program: schema.Program, function: str) -> str:
     """The method of a function whose steps a command makes: with gradients in train mode, or else without in eval mode.
 
@@ -58,9 +67,10 @@ def call_as_built(model: LoadedProgram, method: str) -> Callable[..., Any]:
     """A function that makes calls that ``method`` serves, under the autocast that it was built for."""
     described = model.aotpack.program.methods[method]
     called = model.aotpack.method(described.function) if described.function else model
+    kind = device_of(model).type
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        with as_built(described):
+        with as_built(described, kind):
             return called(*args, **kwargs)
 
     return call

@@ -17,8 +17,9 @@ from aotpack_loader.checkpoints.folder import DOCUMENT
 from aotpack_loader.errors import AotpackError, Problem
 from aotpack_loader.module.program import LoadedProgram
 from aotpack_loader.optimizer.loss import loss_of
+from aotpack_loader.replay import device_of
 
-from ..measure.steps import call_as_built
+from ..measure.steps import call_as_built, moved
 from .data import Data, opened
 from .events import METRICS, Metrics
 
@@ -117,7 +118,7 @@ class _Run:
         if method is None:
             raise AotpackError("This bundle has no train method, so it cannot be trained.")
         self._asked, self._model = asked, model.train()
-        self._call = call_as_built(model, "train")
+        self._call, self._device = call_as_built(model, "train"), device_of(model)
         numbers: dict[str, Any] = {} if asked.lr is None else {"lr": asked.lr}
         name = _optimizer_name(asked.optimizer, model)
         self._optimizer = model.aotpack.optimizer(name, clip_grad_norm=asked.clip_grad_norm, **numbers)
@@ -189,6 +190,7 @@ class _Run:
 
     def _take(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
         """Take a step, and return its loss."""
+        args, kwargs = moved((args, kwargs), self._device)
         loss = loss_of(self._call(*args, **kwargs))
         value = float(loss.detach())
         if not math.isfinite(value):

@@ -97,8 +97,9 @@ class CheckpointDocument(Document, frozen=True):
 
     ``model`` and ``values`` describe the tensors in the files of these names: those of the model, and those of optimizers and
     schedulers. ``tied`` are further names of tensors of the model. ``transient`` are buffers that are in no state dict.
-    ``generator`` is the state of torch's generator for CPUs, ``python_random`` that of Python's ``random``, and
-    ``numpy_random`` that of ``numpy.random``; null if NumPy was not imported.
+    ``generator`` is the state of torch's generator for CPUs, ``device_generators`` has those of other kinds of devices that hold
+    state of the model. ``python_random`` is that of Python's ``random``, and ``numpy_random`` that of ``numpy.random``; null if
+    NumPy was not imported.
     """
 
     version: Literal[1]
@@ -115,6 +116,7 @@ class CheckpointDocument(Document, frozen=True):
     optimizers: dict[Name, SavedOptimizer] = {}
     schedulers: dict[Name, SavedScheduler] = {}
     extra: dict[str, Plain] = {}
+    device_generators: dict[str, bytes] = {}
 
 
 class Encoder:

@@ -6,6 +6,7 @@ import importlib
 import os
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -48,7 +49,7 @@ def load(
         )
     named, extra = NamedState(module), opened.items(document.extra)
     problems = [*_model_problems(document, named, assigned)]
-    undo: list[Callable[[], None]] = []
+    undo: list[Callable[[], object]] = []
     try:
         if optimizer is not None:
             optimizers = by_name(optimizer, "optimizer")
@@ -62,7 +63,7 @@ def load(
                 problems += _load_scheduler(name, document.schedulers[name], schedulers[name], opened, undo)
         if problems:
             raise CheckpointError(f"The checkpoint {os.fspath(path)!r} does not fit.", problems)
-        _set_random_state(path, opened, undo)
+        _set_random_state(path, opened, named.devices(), undo)
     except BaseException:
         for step in reversed(undo):
             step()
@@ -101,7 +102,7 @@ def _load_optimizer(
     optimizer: Any,
     named: NamedState,
     opened: OpenedCheckpoint,
-    undo: list[Callable[[], None]],
+    undo: list[Callable[[], object]],
 ) -> list[Problem]:
     """Load the state of an optimizer, or return what does not fit."""
     problems = []
@@ -155,7 +156,7 @@ def _load_optimizer(
 
 
 def _load_scheduler(
-    name: str, saved: SavedScheduler, scheduler: Any, opened: OpenedCheckpoint, undo: list[Callable[[], None]]
+    name: str, saved: SavedScheduler, scheduler: Any, opened: OpenedCheckpoint, undo: list[Callable[[], object]]
 ) -> list[Problem]:
     """Load the numbers of a scheduler, or return what does not fit."""
     if type(scheduler).__name__ != saved.kind:
@@ -173,8 +174,13 @@ def _load_scheduler(
     return []
 
 
-def _set_random_state(path: str | os.PathLike[str], opened: OpenedCheckpoint, undo: list[Callable[[], None]]) -> None:
-    """Set the generators of torch, of Python and of NumPy."""
+def _set_random_state(
+    path: str | os.PathLike[str],
+    opened: OpenedCheckpoint,
+    devices: Mapping[str, torch.device],
+    undo: list[Callable[[], object]],
+) -> None:
+    """Set the generators of torch, Python and NumPy. That of a kind of device of which the checkpoint has none stays as it is."""
     before = random.getstate()
     undo.append(lambda: random.setstate(before))
     document = opened.document
@@ -184,7 +190,10 @@ def _set_random_state(path: str | os.PathLike[str], opened: OpenedCheckpoint, un
             numpy_before = numpy.random.get_state()
             undo.append(lambda: numpy.random.set_state(numpy_before))
             numpy.random.set_state(("MT19937", held.key, held.pos, int(held.has_gauss), float(held.gauss.value)))
-        exchange_random_state(torch.frombuffer(bytearray(document.generator), dtype=torch.uint8))
+        states = {kind: document.device_generators[kind] for kind in document.device_generators.keys() & devices}
+        for device, state in ((torch.device("cpu"), document.generator), *((devices[k], s) for k, s in states.items())):
+            replaced = exchange_random_state(torch.frombuffer(bytearray(state), dtype=torch.uint8), device)
+            undo.append(partial(exchange_random_state, replaced, device))
     except (CorruptBundleError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"The checkpoint {os.fspath(path)!r} is damaged: it has no state of a generator.") from error
 

@@ -9,11 +9,12 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
+from ..devices.generator import random_state
 from ..errors import CheckpointError, Problem
 from .document import (
     CheckpointDocument,
@@ -54,6 +55,15 @@ class NamedState:
                 if key in one._non_persistent_buffers_set:
                     self.transient.append(name)
         self.name_of = first
+
+    def devices(self) -> dict[str, torch.device]:
+        """The devices with generators that hold the tensors, other than the CPU, one of each kind."""
+        found = {tensor.device.type: tensor.device for tensor in self.tensors.values()}
+        return {kind: device for kind, device in found.items() if kind not in _WITHOUT_GENERATOR}
+
+
+_WITHOUT_GENERATOR: Final = ("cpu", "meta", "xla")
+"""torch_xla keeps the seed of its devices itself."""
 
 
 class Saving:
@@ -135,6 +145,7 @@ def save(
         model={name: TensorEntry(dtype_name(t), [*t.shape]) for name, t in named.tensors.items()},
         values={name: TensorEntry(dtype_name(t), [*t.shape], _strides(t)) for name, t in encoder.tensors.items()},
         generator=bytes(torch.get_rng_state().tolist()),
+        device_generators={kind: bytes(random_state(device).tolist()) for kind, device in named.devices().items()},
         python_random=encoder.encode(random.getstate(), "random"),
         numpy_random=_numpy_generator(),
         tied=named.tied,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .protocols import Device
 
 _CPU: Final = torch.device("cpu")
+_WITHOUT_MEMORY: Final = ("xla", "meta", "lazy")
 
 
 class Backend(ABC):
@@ -38,6 +39,12 @@ class Backend(ABC):
         """Whether targets of this kind for that target's device are this backend's."""
         return target.device == self.device_type
 
+    def elsewhere(self, device: torch.device) -> str:
+        """Why targets of this kind do not run on a device that the caller asks for, or an empty string."""
+        if device.type == self.device_type:
+            return ""
+        return f"runs on {self.place}, and device={str(device)!r} was asked for"
+
     def unasked(self, target: schema.Target, device: torch.device | None) -> str:
         """Why a target is not chosen unless the caller names it; ``device`` is the caller's. Empty: it may be chosen."""
         return ""
@@ -52,7 +59,14 @@ class Backend(ABC):
 
 
 class _Portable(Backend):
+    """Graphs of torch's operators, for every device for which torch has kernels."""
+
     is_native = False
+
+    def elsewhere(self, device: torch.device) -> str:
+        if device.type in _WITHOUT_MEMORY:
+            return f"needs tensors with memory and strides, which device={str(device)!r} does not have"
+        return ""
 
     def runs(self, target: schema.Target) -> bool:
         return True
@@ -63,7 +77,7 @@ class _Portable(Backend):
     def open(self, bundle: Bundle, target: schema.Target, device: torch.device | None, untrusted: str) -> Device:
         from .portable import PortableDevice
 
-        return PortableDevice(bundle, _CPU, untrusted)
+        return PortableDevice(bundle, _CPU if device is None else device, untrusted)
 
 
 class _Aoti(Backend):
@@ -88,6 +102,12 @@ class _Xla(Backend):
     device_type = "xla"
     place = "an XLA device"
 
+    def elsewhere(self, device: torch.device) -> str:
+        """Why targets of this kind do not run on a device that the caller asks for, or an empty string."""
+        if device.type == self.device_type:
+            return ""
+        return f"runs on {self.place}, and device={str(device)!r} was asked for"
+
     def unasked(self, target: schema.Target, device: torch.device | None) -> str:
         return "" if device else "runs on an XLA device: load with device='xla'"
 
@@ -108,6 +128,12 @@ class _Pjrt(Backend):
     def runs(self, target: schema.Target) -> bool:
         return target.device != _Xla.device_type  # unfit() says for which platforms they cannot run here
 
+    def elsewhere(self, device: torch.device) -> str:
+        """Why targets of this kind do not run on a device that the caller asks for, or an empty string."""
+        if device.type == self.device_type:
+            return ""
+        return f"runs on {self.place}, and device={str(device)!r} was asked for"
+
     def unasked(self, target: schema.Target, device: torch.device | None) -> str:
         return f"runs where it is asked for: load with backend={target.name!r}"
 
@@ -124,9 +150,6 @@ class _Pjrt(Backend):
 
 BACKENDS: Final[dict[str, tuple[Backend, ...]]] = {"portable": (_Portable(),), "aoti": (_Aoti(),), "xla": (_Xla(), _Pjrt())}
 """The backends of each kind of target, as a target's document names it."""
-
-DEVICE_TYPES: Final = tuple({backend.device_type: None for kind in BACKENDS.values() for backend in kind})
-"""The types of torch devices on which bundles run."""
 
 
 def backend_of(target: schema.Target) -> Backend | None:

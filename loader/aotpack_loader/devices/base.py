@@ -16,7 +16,7 @@ Executable = Callable[[list[Any]], list[Any]]
 
 
 class CpuDevice:
-    """What all kinds of code for torch's CPU tensors have in common."""
+    """What all kinds of code for tensors of torch's own devices have in common."""
 
     def adapted(self, program: schema.Program) -> schema.Program:
         """The program itself. Prepares the memory allocator for its calls."""
@@ -28,11 +28,11 @@ class CpuDevice:
         return state
 
     def updating_in_place(self, target: str) -> NoReturn:
-        """Refuse: the CPU always updates in place."""
+        """Refuse: these devices always update in place."""
         raise AotpackError(
-            f"donate=True is for XLA devices; {target} runs on the CPU, which updates in place anyway.",
+            f"donate=True is for XLA devices; {target} updates in place anyway.",
             hint="Leave it out, or load with device='xla'.",
         )
 
     def require_memory(self) -> None:
-        """Do nothing, because CPU tensors have strides and memory."""
+        """Do nothing, because these tensors have strides and memory."""

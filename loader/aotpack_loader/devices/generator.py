@@ -9,24 +9,32 @@ import torch
 
 from ..errors import CorruptBundleError
 
+_CPU: Final = torch.device("cpu")
 _WORDS: Final = 624
 """Numbers in the state of a Mersenne twister."""
 
 
-def random_state() -> torch.Tensor:
-    """The state of the default generator: a uint8 tensor that only :func:`exchange_random_state` can read."""
-    return torch.get_rng_state()
+def random_state(device: torch.device = _CPU) -> torch.Tensor:
+    """The state of a device's default generator: a uint8 tensor that only :func:`exchange_random_state` can read."""
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    module = torch.get_device_module(device)
+    state: torch.Tensor = module.get_rng_state(*_of(device))
+    return state
 
 
-def exchange_random_state(state: torch.Tensor) -> torch.Tensor:
-    """Set the default generator's state. Returns its previous state.
+def exchange_random_state(state: torch.Tensor, device: torch.device = _CPU) -> torch.Tensor:
+    """Set the state of a device's default generator. Returns its previous state.
 
     Raises:
         CorruptBundleError: ``state`` is not a generator's state.
     """
-    before = torch.get_rng_state()
+    before = random_state(device)
     try:
         state = state.clone()  # what was checked cannot change before it is used
+        if device.type != "cpu":
+            torch.get_device_module(device).set_rng_state(state, *_of(device))
+            return before
         torch.set_rng_state(state)
     except (AttributeError, RuntimeError, TypeError) as error:  # also of what is no tensor
         raise CorruptBundleError("A graph sets the random generator to an invalid state.") from error
@@ -36,6 +44,11 @@ def exchange_random_state(state: torch.Tensor) -> torch.Tensor:
         torch.set_rng_state(before)
         raise CorruptBundleError("A graph sets the random generator to an invalid state.")
     return before
+
+
+def _of(device: torch.device) -> tuple[torch.device, ...]:
+    """The argument of a device's module for its generator. That of MPS takes none, for it has one device."""
+    return () if device.type == "mps" else (device,)
 
 
 @cache

@@ -5,7 +5,8 @@ It needs no native code, so it is the safe target. It is also the reference for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,11 @@ import torch
 
 from .._torch_compat import profiled, profiler_is_on
 from ..archive.bundle import Bundle
-from ..errors import CorruptBundleError
+from ..errors import CorruptBundleError, TargetError, TrustError
 from ..format import schema
 from . import operators
 from .base import CpuDevice
+from .generator import exchange_random_state, random_state
 from .literals import literal
 
 if TYPE_CHECKING:
@@ -105,6 +107,10 @@ class PortableExecutable:
 
     def _instruction(self, node: schema.Node, declared: Collection[str], last_use: dict[str, list[int]]) -> Any:
         function = self._implementation(node, declared)
+        if self._device.type != "cpu":
+            function = operators.ELSEWHERE.get(node.op, function)
+            if function in (random_state, exchange_random_state):
+                function = partial(function, device=self._device)
         operators.check_arguments(node, declared)
         args = self._argument_reader(node.args)
         kwargs = self._dict_builder(node.kwargs) if node.kwargs else None
@@ -203,19 +209,40 @@ def _names(args: list[Any]) -> list[str]:
 
 
 class PortableDevice(CpuDevice):
-    """Runs any bundle from its graphs alone.
+    """Runs any bundle from its graphs alone, on any device of torch.
 
+    All devices that the graphs record are the CPU, on which they were traced: ``device`` takes its place.
     ``untrusted`` says why nothing vouches for the bundle; empty: something does. Without trust only
-    operators of a list run, with checked arguments.
+    operators of a list run, with checked arguments, and on the CPU alone.
+
+    Raises:
+        TrustError: the bundle is not trusted, and the device is another than the CPU.
     """
 
     def __init__(self, bundle: Bundle, device: torch.device, untrusted: str = "") -> None:
         self.device = device
         self._untrusted = untrusted
+        if untrusted and device.type != "cpu":
+            raise TrustError(
+                f"Untrusted bundles run on the CPU alone, and device={str(device)!r} was asked for: {untrusted}.",
+                hint="How kernels take a hostile author's arguments was tried on the CPU. If you know where the bundle comes "
+                f'from, trust it: trust="{bundle.digest}".',
+            )
         if untrusted:
             self._require_views(bundle)
         self.call_library: tuple[CallLibrary | None, str] = (None, "portable graphs are interpreted")
         self._bundle = bundle
+
+    def adapted(self, program: schema.Program) -> schema.Program:
+        """The program itself: its values are on this device wherever they were on the CPU."""
+        return super().adapted(program) if self.device.type == "cpu" else program
+
+    def moved(self, state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """The state on this device. Memory that tensors share is moved once, and they share it there, too."""
+        if self.device.type == "cpu":
+            return state
+        bases: dict[int, torch.Tensor] = {}
+        return {name: _moved(tensor, self.device, bases) for name, tensor in state.items()}
 
     def _require_views(self, bundle: Bundle) -> None:
         """Refuse views of results that are not on the list."""
@@ -257,6 +284,24 @@ class PortableDevice(CpuDevice):
 
         untrusted.require_allowed(program, declared, self._untrusted, self._bundle.digest)
         return UntrustedExecutable(program, self.device, declared, refused)
+
+
+def _moved(tensor: torch.Tensor, device: torch.device, bases: dict[int, torch.Tensor]) -> torch.Tensor:
+    """A tensor on another device, with the same strides. ``bases`` are the storages that are there, by their address here.
+
+    Raises:
+        TargetError: the device does not take it.
+    """
+    try:
+        if type(tensor) is not torch.Tensor or not tensor.numel():
+            return tensor.to(device)
+        storage = tensor.untyped_storage()
+        if (base := bases.get(storage.data_ptr())) is None:
+            whole = tensor.as_strided((storage.nbytes() // tensor.itemsize,), (1,), 0)
+            base = bases[storage.data_ptr()] = whole.to(device)
+        return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).data
+    except (RuntimeError, TypeError) as error:  # memory, or an element type that it does not have
+        raise TargetError(f"The state of the bundle cannot go to {device}: {str(error).strip().splitlines()[0]}") from error
 
 
 def _event_names(bundle: Bundle, key: str, graph: schema.Graph) -> list[str]:

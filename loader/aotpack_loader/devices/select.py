@@ -13,7 +13,7 @@ from ..errors import DirectoryError, Problem, TargetError, TrustError
 from ..format import schema
 from ..options import LoadOptions
 from ..trust import check_argument, check_trust, why_untrusted
-from .backends import DEVICE_TYPES, backend_of, unfit
+from .backends import backend_of, unfit
 
 if TYPE_CHECKING:
     from .protocols import Device
@@ -76,7 +76,7 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
             failed[target.name], rejected[target.name] = error, _without_directory(error)
             continue
         asks = trust_error is not None and options.trust is None
-        fallback = "" if is_native(target) else _fallback(bundle, rejected, backend, asks_trust=asks)
+        fallback = "" if is_native(target) else _fallback(bundle, rejected, device, backend, asks_trust=asks)
         return Selection(target, opened, why if backend is None else f"asked for; {why}", rejected, fallback)
     for refusal in (trust_error, *failed.values()):
         if refusal is not None:
@@ -157,9 +157,7 @@ def _device_mismatch(target: schema.Target, device: torch.device | None, named: 
         return ""
     if named is None and (reason := backend.unasked(target, device)):
         return reason
-    if device is None or device.type == backend.device_type:
-        return ""
-    return f"runs on {backend.place}, and device={str(device)!r} was asked for"
+    return "" if device is None else backend.elsewhere(device)
 
 
 def _by_preference(bundle: Bundle) -> list[schema.Target]:
@@ -177,10 +175,12 @@ def _without_directory(error: DirectoryError) -> str:
     return f"{error.summary} {error.hint}"
 
 
-def _fallback(bundle: Bundle, rejected: dict[str, str], backend: str | None, *, asks_trust: bool) -> str:
+def _fallback(
+    bundle: Bundle, rejected: dict[str, str], device: torch.device | None, backend: str | None, *, asks_trust: bool
+) -> str:
     """Return the warning that portable graphs run where native code could not."""
     targets = bundle.targets
-    native = {name: reason for name, reason in rejected.items() if not _device_mismatch(targets[name], None, None)}
+    native = {name: reason for name, reason in rejected.items() if not _device_mismatch(targets[name], device, None)}
     if not native or backend is not None:
         return ""
     reasons = "; ".join(f"{name}: {reason}" for name, reason in native.items())
@@ -188,16 +188,30 @@ def _fallback(bundle: Bundle, rejected: dict[str, str], backend: str | None, *, 
     return f"The bundle runs on its portable graphs, which is slower than its native code ({reasons.removesuffix('.')}).{how}"
 
 
-_PLACES = " and ".join(map(repr, DEVICE_TYPES))
-
-
 def _parse_device(device: str | torch.device | None) -> torch.device | None:
+    """The device that was asked for, with its index.
+
+    Raises:
+        TargetError: it is none, or this torch has none of that kind here.
+    """
     if device is None:
         return None
     try:
         device = torch.device(device)
-    except RuntimeError as error:
-        raise TargetError(f"device={device!r} is not a device.", hint=f"Bundles run on {_PLACES}.") from error
-    if device.type not in DEVICE_TYPES:
-        raise TargetError(f"This loader runs bundles on {_PLACES}; device={device} was asked for.")
-    return device
+    except (RuntimeError, TypeError) as error:
+        raise TargetError(f"device={device!r} is not a device.", hint=_available()) from error
+    if device.type in ("cpu", "xla"):  # the backend of XLA says itself which devices it has
+        return device
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, ImportError, RuntimeError) as error:  # as torch is built without it, or finds none
+        reason = str(error).strip().partition("\n")[0].partition(". ")[0].removesuffix(".")
+        raise TargetError(f"torch {torch.__version__} has no device {device} here: {reason}", hint=_available()) from error
+
+
+def _available() -> str:
+    """The devices on which portable graphs can run in this process."""
+    names = ["cpu"]
+    if (kind := torch.accelerator.current_accelerator(check_available=True)) is not None:
+        names += [f"{kind.type}:{index}" for index in range(torch.accelerator.device_count())]
+    return f'Here are {", ".join(names)}. XLA devices ("xla") need a target for them.'

@@ -96,7 +96,7 @@ class Update:
                 yield f"has a {type(value).__name__} as {name}, and no tensor"
                 continue
             shape, strides = (parameter.shape, parameter.stride()) if like else self._sizes[name]
-            if value.shape != shape or value.dtype is not dtype or value.device != parameter.device:
+            if value.shape != shape or value.dtype is not dtype or not _is_beside(value, parameter):
                 found = f"{value.dtype}{list(value.shape)} on {value.device}"
                 yield f"has {found} as {name}, and not {dtype}{list(shape)} on {parameter.device}"
             elif value.stride() != strides:
@@ -132,7 +132,7 @@ class Update:
         if name in self.integers or name not in self._expected or not isinstance(value, torch.Tensor):
             return value
         if value.dtype is not self._expected[name][1] and given.dtype is self._expected[name][1]:
-            value = given.to(parameter.device)
+            value = given if given.dim() == 0 else given.to(parameter.device)
         blank = self._blank(name, parameter)
         if value.shape != blank.shape or (value.stride() == blank.stride() and not value.is_inference()):
             return value
@@ -143,7 +143,8 @@ class Update:
         with torch.inference_mode(False):  # further steps may write to it in another mode
             if like:
                 return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-            return torch.empty_strided(*self._sizes[name], dtype=dtype, device=parameter.device)
+            sizes, strides = self._sizes[name]
+            return torch.empty_strided(sizes, strides, dtype=dtype, device=parameter.device if sizes else "cpu")
 
     def row(self, parameter: torch.Tensor, state: dict[str, Any]) -> Row:
         """A parameter and its state, which fit, as :meth:`run` takes them."""
@@ -214,6 +215,11 @@ class PythonRow:
             and is_like(gradient, self.parameter)
             and gradient.untyped_storage().data_ptr() not in self._storages
         )
+
+
+def _is_beside(state: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether a state is on the device of its parameter. As in torch, a number may be on the CPU instead."""
+    return state.device == parameter.device or (state.is_cpu and state.dim() == 0)
 
 
 def _place(parameter: torch.Tensor, state: Mapping[str, Any]) -> list[Any]:

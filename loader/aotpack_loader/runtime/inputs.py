@@ -20,6 +20,7 @@ from ..errors import CorruptBundleError, InputError, Problem
 from ..format import expressions, schema
 from .arguments import Arguments, same
 from .identity import Pattern
+from .memory import is_on
 from .tree import MISSING
 
 if TYPE_CHECKING:
@@ -173,7 +174,6 @@ class TensorCheck:
         self.dtype: torch.dtype = getattr(torch, leaf.dtype)
         self.complex = self.dtype.is_complex
         self.device = device
-        self.on_cpu = device.type == "cpu"
         static = all(isinstance(size, int) for size in [*leaf.shape, *(leaf.stride or [])])
         self.shape = tuple(leaf.shape) if static else None
         self.warned = False
@@ -206,8 +206,8 @@ class TensorCheck:
             wrong = False
         else:
             wrong = value.dtype is not self.dtype or not self.sizes_fit(value, environment)
-        if wrong or value.is_cpu is not self.on_cpu:
-            problems.append(Problem(self.leaf.path, f"expected {self.expected(environment)}, got {describe(value)}"))
+        if wrong or not is_on(value, self.device):
+            problems.append(Problem(self.leaf.path, self.mismatch(value, environment)))
             return value
         if value.requires_grad and not self.requires_grad and torch.is_grad_enabled():
             problems.append(self.lost_gradient())
@@ -221,6 +221,14 @@ class TensorCheck:
         except RuntimeError as error:  # sizes and strides that no tensor can have
             problems.append(Problem(self.leaf.path, f"cannot be copied to the strides {self.stride}: {error}"))
             return value
+
+    def mismatch(self, value: torch.Tensor, environment: Environment) -> str:
+        """The message for a tensor of other sizes or another type, or on another device; then it names both devices."""
+        expected, found = self.expected(environment), describe(value)
+        if is_on(value, self.device):
+            return f"expected {expected}, got {found}"
+        expected, found = (text if " on " in text else f"{text} on cpu" for text in (expected, found))
+        return f"expected {expected}, got {found}; move it with .to({str(self.device)!r})"
 
     def lost_gradient(self) -> Problem:
         """The problem for an argument that requires grad although the bundle computes no gradient for it."""

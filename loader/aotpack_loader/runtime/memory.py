@@ -16,6 +16,11 @@ _PATIENCE = 4096
 """Steps of a search after which two tensors count as overlapping: only strides that no view operation makes take more."""
 
 
+def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
+    """Whether a tensor is on a device. The CPU has no index."""
+    return tensor.is_cpu if device.type == "cpu" else tensor.device == device
+
+
 class ByteRange(NamedTuple):
     """The bytes of a tensor's elements: start, sizes, strides in elements, and bytes of an element."""
 

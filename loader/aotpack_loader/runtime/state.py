@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from .._torch_compat import is_plain_tensor, likeness
 from ..errors import InputError, Problem
 from ..format import schema
+from .memory import is_on
 
 
 class State:
@@ -80,6 +81,8 @@ class State:
                 "The bundle's code was compiled for the original strides; to(memory_format=torch.contiguous_format) undoes "
                 "to(memory_format=torch.channels_last). To compute in channels_last, build the bundle from a model that is in it."
             )
+        if moved := _other_device(self.expected.values(), values):
+            hint = moved
         from .tool_hints import advice  # only for errors
 
         if instead := advice(type(value).__module__ for value in values):
@@ -96,6 +99,19 @@ class State:
 
 _SHOWN = 10
 """How many problems the text of an error has: ``half()`` of a large model changes hundreds of parameters."""
+
+
+def _other_device(expected: Iterable[Expected], values: Sequence[Any]) -> str:
+    """What to do about parameters that were moved to one other device; empty: none were."""
+    pairs = [(one.device, value.device) for one, value in zip(expected, values, strict=True) if isinstance(value, torch.Tensor)]
+    found = {(str(device), str(there)) for device, there in pairs if device != there}
+    if len(found) != 1:
+        return ""
+    ((device, there),) = found
+    return (
+        f"The bundle was loaded on {device}, and to(), cpu() or cuda() moved its parameters alone: load it there with "
+        f"aotpack.load(…, device={there!r}), and move the arguments. to({device!r}) undoes the move."
+    )
 
 
 def _is_laid_out_otherwise(expected: Expected, value: Any) -> bool:
@@ -115,7 +131,6 @@ class Expected:
         self.stride = tuple(entry.stride)
         self.complex = self.dtype.is_complex
         self.device = device
-        self.on_cpu = device.type == "cpu"
         self.frozen = gradient is None and not entry.requires_grad
 
     def mismatch(self, value: torch.Tensor | None) -> str:
@@ -124,9 +139,10 @@ class Expected:
             return "was removed"
         if not is_plain_tensor(value):
             return f"is a {type(value).__name__}, which intercepts operations; compiled code reads memory"
-        if value.shape == self.shape and value.dtype is not self.dtype and value.is_cpu is self.on_cpu:
+        is_placed = is_on(value, self.device)
+        if value.shape == self.shape and value.dtype is not self.dtype and is_placed:
             return f"expected {self.dtype}, got {value.dtype}"
-        if value.shape != self.shape or value.dtype is not self.dtype or value.is_cpu is not self.on_cpu:
+        if value.shape != self.shape or value.dtype is not self.dtype or not is_placed:
             found = f"{value.dtype}{list(value.shape)} on {value.device}"
             return f"expected {self.dtype}{list(self.shape)} on {self.device}, got {found}"
         if value.stride() != self.stride and value.numel() > 1:

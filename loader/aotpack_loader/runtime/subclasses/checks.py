@@ -10,7 +10,8 @@ import torch
 
 from ...errors import Problem
 from ...format import schema
-from ..inputs import Check, Environment, Inputs, TensorCheck, describe
+from ..inputs import Check, Environment, Inputs, TensorCheck
+from ..memory import is_on
 from ..state import THAWED, Expected, State
 from ..tree import MISSING
 from .wrappers import Classes, Wrapper
@@ -77,8 +78,9 @@ class SubclassCheck(TensorCheck):
     def __call__(self, value: Any, environment: Environment, problems: list[Problem]) -> Any:
         if value is MISSING:
             return value
-        if type(value) is self.wrapper.kind and not (self.sizes_fit(value, environment) and self._inner_sizes_fit(environment)):
-            found = [("", f"expected {self.expected(environment)}, got {describe(value)}")]
+        fits = type(value) is not self.wrapper.kind or (self.sizes_fit(value, environment) and self._inner_sizes_fit(environment))
+        if not fits or (type(value) is self.wrapper.kind and not is_on(value, self.device)):
+            found = [("", self.mismatch(value, environment))]
         else:
             found = list(self.wrapper.mismatch(value, environment))
         problems += [Problem(f"{self.leaf.path}{path}", message) for path, message in found]
@@ -124,4 +126,6 @@ class ExpectedSubclass(Expected):
             return "was removed"
         for path, message in self.wrapper.mismatch(value, {}):
             return f"{path}: {message}" if path else message
+        if not is_on(value, self.device):
+            return f"expected it on {self.device}, got it on {value.device}"
         return THAWED if self.frozen and value.requires_grad and torch.is_grad_enabled() else ""
