@@ -123,7 +123,8 @@ def _window(
 
 def _times(index: torch.Tensor, factor: float, last: Any) -> torch.Tensor:
     """``index * (factor / last)``, where eager divides in double precision."""
-    return index * (torch.full((), factor, dtype=torch.float64, device=index.device) / last)
+    divided: torch.Tensor = torch.full((), factor, dtype=torch.float64, device=index.device) / last
+    return index * divided
 
 
 def _hamming(index: torch.Tensor, last: Any, alpha: float = 0.54, beta: float = 0.46) -> torch.Tensor:

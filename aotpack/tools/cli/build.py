@@ -98,6 +98,7 @@ from .console import json_option, verbose_option
 @json_option
 @verbose_option
 def command(
+    *,
     entry: str,
     out: str,
     directory: bool,

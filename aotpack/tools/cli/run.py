@@ -76,7 +76,7 @@ def command(
     floating-point outputs.
     A method without gradients runs forward only.
     """
-    report = _run(bundle, backend, device, trust, method, steps, lr, seed, check, modules)
+    report = _run(bundle, backend, device, trust, method, steps, lr, seed, check=check, modules=modules)
     if as_json:
         print_json(asdict(report))
     else:
@@ -92,6 +92,7 @@ def _run(
     steps: int,
     lr: float,
     seed: int,
+    *,
     check: Literal["arguments", "full"],
     modules: tuple[str, ...],
 ) -> StepReport:
