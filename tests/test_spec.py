@@ -17,7 +17,7 @@ import torch
 from aotpack_loader.archive import compression
 from aotpack_loader.archive.bundle import Bundle, raw_size
 from aotpack_loader.devices.operators import BUILTINS
-from aotpack_loader.format import media_types, native_call, schema
+from aotpack_loader.format import media_types, schema
 from devtools.spec import __main__ as generator
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,6 +28,10 @@ BUNDLES = sorted((SPEC / "vectors/v1/valid").glob("*/bundle.aotpack"))
 _EXAMPLE = re.compile(r"(<!-- example: (?P<type>\w+)(?: of (?P<vector>\w+))? -->\n)?```json\n(?P<json>.*?)```", re.DOTALL)
 
 
+OTHERS = {kind.__name__: (kind, name) for name, (kind, _) in generator.OTHERS.items()}
+"""Types of documents that are in no bundle, with their schemas."""
+
+
 def examples() -> Iterator[Any]:
     for page in PAGES:
         for found in _EXAMPLE.finditer(page.read_text()):
@@ -36,8 +40,8 @@ def examples() -> Iterator[Any]:
 
 
 def validator(name: str) -> Any:
-    if name == "NativeCall":
-        return jsonschema.Draft202012Validator(json.loads((SPEC / "schema/native-call.schema.json").read_text()))
+    if name in OTHERS:
+        return jsonschema.Draft202012Validator(json.loads((SPEC / f"schema/{OTHERS[name][1]}.schema.json").read_text()))
     document = json.loads((SPEC / "schema/v1.schema.json").read_text())
     return jsonschema.Draft202012Validator({**document, "$ref": f"#/$defs/{name}", "anyOf": [True]})
 
@@ -50,10 +54,10 @@ def test_example(page: Path, found: re.Match[str]) -> None:
     """Every JSON block names its type, decodes as it, and is canonical: no unknown field, no default written out."""
     assert found["type"], f"a JSON block of {page} is not marked with <!-- example: TypeName -->"
     written = json.loads(found["json"])
-    kind = native_call.NativeCall if found["type"] == "NativeCall" else getattr(schema, found["type"])
+    kind = OTHERS[found["type"]][0] if found["type"] in OTHERS else getattr(schema, found["type"])
     decoded = msgspec.json.decode(json.dumps(written), type=kind)
     assert json.loads(msgspec.json.encode(decoded)) == written
-    if kind is native_call.NativeCall or found["type"] in json.loads((SPEC / "schema/v1.schema.json").read_text())["$defs"]:
+    if found["type"] in OTHERS or found["type"] in json.loads((SPEC / "schema/v1.schema.json").read_text())["$defs"]:
         validator(found["type"]).validate(written)
     if found["vector"]:
         assert written in [document for _, document in documents(SPEC / f"vectors/v1/valid/{found['vector']}/bundle.aotpack")]
