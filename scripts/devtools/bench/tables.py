@@ -128,7 +128,12 @@ def memory(result: Mapping[str, Any]) -> str:
         for budget, found in result["peak_bytes_by_budget"].items()
     ]
     head = ["GPT, 4 layers, memory budget", "`torch.compile`", "bundle, cpu", "bundle / `torch.compile`"]
-    return "\n\n".join([text, table(head, budgets)])
+    whole = [
+        [NETWORKS[name], *(size(found[kind]) for kind in found), times(result["ratios"][f"{name}, with AdamW"])]
+        for name, found in result["peak_bytes_of_whole_steps"].items()
+    ]
+    steps = table(["peak of a step with AdamW", "eager, fused", "`torch.compile`", "bundle, cpu", "bundle / the better"], whole)
+    return "\n\n".join([text, steps, table(head, budgets)])
 
 
 def live(result: Mapping[str, Any]) -> str:

@@ -2,7 +2,8 @@
 
 After a few steps the kernel's high-water mark of the resident set is reset, then another step runs.
 The figure is the increase by that step. The benchmark makes malloc return freed memory at once, so
-that the figure shows live memory. Gradients are dropped before the step, so they count.
+that the figure shows live memory. Gradients are dropped before the step, so they count. With
+``--optimizer`` the step updates the parameters; the optimizer's state is there before.
 BENCH_MEMORY_BUDGET is the share of activations that torch.compile may save.
 """
 
@@ -31,8 +32,11 @@ def main() -> None:
     model = contender.make(options)
     parameters = list(model.parameters())
 
+    update = contender.update_of(options.kind, model) if options.optimizer else lambda: None
+
     def step() -> None:
         contender.loss_of(model(*args, **kwargs)).backward()
+        update()
 
     peaks = []
     for number in range(WARMUP + STEPS):
