@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from aotpack_loader.errors import BuildError, EntryError, Problem
 
 from .copies import keep_copies
+from .sparse import OF_ROWS
 
 Made = Optimizer | Callable[[torch.nn.Module], Any]
 Asked = Made | Mapping[str, Made]
@@ -27,7 +28,6 @@ _CONSTANT: Final = frozenset({"ns_coefficients"})
 _NAMES: Final = {name.lower(): name for name in vars(torch.optim) if isinstance(vars(torch.optim)[name], type)}
 _REFUSED: Final = {
     "LBFGS": "its step calls the model several times",
-    "SparseAdam": "it takes sparse gradients",
 }
 
 
@@ -71,9 +71,13 @@ class AskedOptimizer:
             return False
         return False
 
-    def fresh(self, group: Mapping[str, Any], parameters: Sequence[torch.Tensor]) -> Optimizer:
-        """A copy for other parameters, in one group with these options, without state."""
-        made = object.__new__(type(self.optimizer))
+    def fresh(self, group: Mapping[str, Any], parameters: Sequence[torch.Tensor], *, own: bool = False) -> Optimizer:
+        """A copy for other parameters, in one group with these options, without state.
+
+        An optimizer that takes sparse gradients alone is replaced by one of their rows, unless its ``own`` class is asked for.
+        """
+        kind = type(self.optimizer)
+        made = object.__new__(kind if own else OF_ROWS.get(kind, kind))
         made.__dict__.update(self.optimizer.__dict__)
         made.param_groups = [{**group, "params": [*parameters]}]
         made.state = type(self.optimizer.state)(dict)
@@ -176,6 +180,8 @@ def _problems(asked: AskedOptimizer) -> Iterator[str]:
     for kind in type(optimizer).__mro__:
         if kind.__module__.startswith("torch.optim") and kind.__name__ in _REFUSED:
             yield f"{kind.__name__}: {_REFUSED[kind.__name__]}"
+        if kind in OF_ROWS and type(optimizer) is not kind:
+            yield f"a class of {kind.__name__} with a step of its own takes sparse gradients"
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     if any(getattr(optimizer, name, None) for name in hooks):
         yield "it has hooks of steps; register them on the optimizer of the loaded bundle"

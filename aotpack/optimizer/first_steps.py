@@ -21,6 +21,7 @@ from aotpack_loader.format.optimizers import PARAMETER
 
 from .._torch.api.addresses import storage_address
 from .asked import AskedOptimizer, Group, step
+from .sparse import Sparse, sparse_gradients
 
 Initial = float | str
 """What every element of a tensor is: a number, or the path of an option. Or ``PARAMETER``."""
@@ -115,9 +116,20 @@ def first_step(asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> 
     )
 
 
-def _ready(asked: AskedOptimizer, group: Group, options: Mapping[str, Any], parameter: torch.Tensor) -> torch.optim.Optimizer:
+def takes_sparse(asked: AskedOptimizer, group: Group, dtype: torch.dtype) -> Sparse:
+    """Whether an elementwise update takes sparse gradients of parameters of a type."""
+
+    def ready(parameter: torch.Tensor, own: bool) -> torch.optim.Optimizer:
+        return _ready(asked, group, group.traced({}), parameter, own=own)
+
+    return sparse_gradients(ready, step, dtype)
+
+
+def _ready(
+    asked: AskedOptimizer, group: Group, options: Mapping[str, Any], parameter: torch.Tensor, *, own: bool = False
+) -> torch.optim.Optimizer:
     """An optimizer of one parameter, with the state that its constructor makes."""
-    optimizer = asked.fresh(options, [parameter])
+    optimizer = asked.fresh(options, [parameter], own=own)
     given = group.parameters[0]
     if asked.constructs and (state := asked.optimizer.state.get(given)):
         optimizer.state[parameter] = {name: _resized(value, given, parameter) for name, value in state.items()}

@@ -37,7 +37,7 @@ def check(folder: Path, targets: Sequence[str], program: schema.Program, asked: 
             for update in program.optimizers[name].updates:
                 chosen = _chosen(update.parameters, dict(module.named_parameters(remove_duplicate=False)))
                 problems = list(
-                    _differences(optimizer, optimizer.groups[update.group], loaded, module.get_parameter(chosen), chosen)
+                    _differences(optimizer, optimizer.groups[update.group], update, loaded, module.get_parameter(chosen), chosen)
                 )
                 if problems:
                     kind = type(optimizer.optimizer).__name__
@@ -55,11 +55,18 @@ def _chosen(names: Sequence[str], parameters: Mapping[str, torch.nn.Parameter]) 
     return small[-1] if small else by_size[0]
 
 
-def _differences(asked: AskedOptimizer, group: Group, loaded: Any, parameter: torch.nn.Parameter, name: str) -> Iterator[Problem]:
+def _differences(
+    asked: AskedOptimizer,
+    group: Group,
+    update: schema.OptimizerUpdate,
+    loaded: Any,
+    parameter: torch.nn.Parameter,
+    name: str,
+) -> Iterator[Problem]:
     """What differs after some steps of one parameter, in the bundle and in eager."""
     generator = torch.Generator().manual_seed(0)
     original = parameter.detach().clone().requires_grad_()
-    eager = asked.fresh(group.traced(group.numbers), [original])
+    eager = asked.fresh(group.traced(group.numbers), [original], own=True)
     if asked.constructs:
         eager.state[original] = loaded._aotpack_update_of[parameter][1].new_state(original, group.numbers)
     place = next(g for g in loaded.param_groups if any(p is parameter for p in g["params"]))
@@ -67,6 +74,10 @@ def _differences(asked: AskedOptimizer, group: Group, loaded: Any, parameter: to
     try:
         for i in range(_STEPS):
             values = torch.randn(parameter.shape, generator=generator, dtype=torch.float32).to(parameter.dtype)
+            if update.sparse == "required":
+                values = values[::2].to_sparse(1)
+                index = values.indices() * 2
+                values = torch.sparse_coo_tensor(index, values.values(), parameter.shape, check_invariants=True)
             parameter.grad, original.grad = values.clone(), values.clone()
             for options in (place, eager.param_groups[0]):
                 if "lr" in group.numbers:

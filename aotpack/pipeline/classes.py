@@ -136,6 +136,7 @@ def _trace(
                 with functions.naming(name):
                     methods += traced_methods.trace(one)
             steps = optimizers.trace(context, asked)
+            optimizers.check_gradients(methods, steps.documents)
             found.append(Traced(contexts, [*methods, *steps.methods], group, asked, steps.documents))
     return found
 

@@ -14,14 +14,15 @@ from typing import Any, Final
 import torch
 from msgspec import structs
 
-from aotpack_loader.errors import CaptureError, UnsupportedError
+from aotpack_loader.errors import CaptureError, Problem, UnsupportedError
 from aotpack_loader.format import schema
 
 from ..capture.inputs.dynamic_shapes import resolve as resolve_shapes
 from ..capture.inputs.synthetic_bases import Arrangement
 from ..graph.literals import literal_argument
 from ..optimizer.asked import AskedOptimizer, Group
-from ..optimizer.first_steps import FirstStep, first_step, is_elementwise
+from ..optimizer.first_steps import FirstStep, first_step, is_elementwise, takes_sparse
+from ..optimizer.sparse import Sparse
 from ..optimizer.update import Update
 from .context import BuildContext
 from .options import MethodPlan
@@ -60,6 +61,31 @@ def trace(context: BuildContext, optimizers: Mapping[str, AskedOptimizer]) -> Tr
     return TracedOptimizers(tracer.methods, documents)
 
 
+def check_gradients(methods: Sequence[TracedMethod], optimizers: Mapping[str, schema.Optimizer]) -> None:
+    """Check that the optimizers take the gradients that the methods compute, sparse or dense.
+
+    Raises:
+        UnsupportedError: lists the parameters whose optimizer does not.
+    """
+    found: dict[str, set[bool]] = {}  # by parameter, whether its gradients are sparse
+    for convention in (one.convention for one in methods):
+        sparse = {gradient.primal for gradient in convention.sparse}
+        for i, output in enumerate(convention.gradients):
+            primal = convention.method.primals[i]
+            if output is not None and isinstance(primal, schema.ParameterPrimal):
+                found.setdefault(primal.name, set()).add(i in sparse)
+    problems = []
+    for optimizer in optimizers.values():
+        for update in optimizer.updates:
+            refused = {"never": True, "required": False}.get(update.sparse)
+            kind = "sparse" if refused else "dense"
+            text = f"has {kind} gradients, with which a step of {optimizer.name} with these options cannot be in a bundle"
+            problems += [Problem(name, text) for name in update.parameters if refused in found.get(name, ())]
+    if problems:
+        hint = "For sparse gradients take SparseAdam, SGD without momentum, or Adagrad; for others sparse=False."
+        raise UnsupportedError("The optimizer does not take the gradients of the model.", problems, hint=hint)
+
+
 class _Tracer:
     def __init__(self, context: BuildContext) -> None:
         self._context = context
@@ -82,7 +108,10 @@ class _Tracer:
             options = {option: _data(value) for option, value in group.options.items()}
             numbers = {path: schema.FloatArg(value) for path, value in first.items()}
             groups.append(schema.OptimizerGroup([*group.names], options, conditions, numbers))
-            updates += [self._update(kind, i, names) for kind, names in members.values()]
+            for kind, names in members.values():
+                dtype = group.parameters[group.names.index(names[0])].dtype
+                sparse = takes_sparse(asked, group, dtype) if kind.flat else "never"
+                updates.append(self._update(kind, i, names, sparse))
         return schema.Optimizer(type(asked.optimizer).__name__, groups, updates)
 
     def _kind(self, name: str, asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> _Kind:
@@ -156,10 +185,10 @@ class _Tracer:
             raise CaptureError(f"The step of {type(asked.optimizer).__name__} has sizes that depend on data.")
         return _Kind(_with_any_size(method) if flat else method, flat, start, conditions)
 
-    def _update(self, kind: _Kind, group: int, names: Sequence[str]) -> schema.OptimizerUpdate:
+    def _update(self, kind: _Kind, group: int, names: Sequence[str], sparse: Sparse) -> schema.OptimizerUpdate:
         start = kind.start
         initial = {name: value if isinstance(value, str) else schema.FloatArg(value) for name, value in start.initial.items()}
-        return schema.OptimizerUpdate(kind.method.plan.name, group, [*names], initial, kind.flat, [*start.integers])
+        return schema.OptimizerUpdate(kind.method.plan.name, group, [*names], initial, kind.flat, [*start.integers], sparse)
 
 
 def _data(value: Any) -> schema.Data:

@@ -101,8 +101,8 @@ def _wrong(update: schema.OptimizerUpdate, method: schema.Method, group: schema.
     sizes = [symbol.name for symbol in method.symbols]
     if update.flat and (len(sizes) != 1 or any(leaf.shape not in ([], sizes) for leaf in own) or parameter.shape != sizes):
         return "a flat update takes tensors of one dimension, which varies"
-    if not update.flat and (varying or sizes):
-        return "only a flat update takes sizes that vary"
+    if not update.flat and (varying or sizes or update.sparse != "never"):
+        return "only a flat update takes sizes that vary, and sparse gradients"
     if any(leaf.subclass is not None or leaf.requires_grad or leaf.stride is None for leaf in own) or method.backward is not None:
         return "it takes plain tensors, and has no backward"
     taken = (schema.InputPrimal, schema.ConstantPrimal)

@@ -20,7 +20,7 @@ from ..errors import AotpackError, EditError, InputError, Problem, StateError
 from ..format import schema
 from .gradients import Gradients
 from .loss import loss_of
-from .updates import OpenUpdate, Update, is_like, shares_memory
+from .updates import OpenUpdate, Update, values_of
 
 
 @dataclass
@@ -145,14 +145,17 @@ class LoadedOptimizer(Optimizer):
             return loss
         for update, rows, unbound in work:
             group, values = self._aotpack_groups[update.group], numbers[update.group]
+            tensors = group.tensors(values)
             first: list[Row] = []
             for i in unbound:
                 parameter = update.parameters[i]
                 state = self.state[parameter]
                 state.update(begun.get(parameter, {}))
+                if update.takes_rows(parameter):
+                    update.run_rows(parameter, state, [tensors[path] for path in update.numbers])
+                    continue
                 row = update.rows[i] = update.row(parameter, state)
                 (first if parameter in begun and group.first else rows).append(row)
-            tensors = group.tensors(values)
             for chosen, given in ((first, {**tensors, **group.first}), (rows, tensors)):
                 if chosen:
                     update.run(chosen, [given[path] for path in update.numbers])
@@ -189,9 +192,9 @@ class LoadedOptimizer(Optimizer):
         return self._aotpack_training.calls
 
     def _aotpack_gradients(self) -> dict[str, torch.Tensor]:
-        """The gradients that a step takes, by the names of their parameters."""
-        named = ((name, parameter.grad) for parameter, (name, _) in self._aotpack_update_of.items())
-        return {name: gradient for name, gradient in named if gradient is not None}
+        """The gradients that a step takes, by the names of their parameters; of sparse ones the values."""
+        found = self._aotpack_update_of.items()
+        return {name: values_of(parameter) for parameter, (name, _) in found if parameter.grad is not None}
 
     def _aotpack_rows(self, update: Update, problems: list[Problem]) -> tuple[list[Row], list[int]]:
         """The rows of parameters that have a gradient, and the indices of those that have none yet. Adds to ``problems``."""
@@ -211,13 +214,9 @@ class LoadedOptimizer(Optimizer):
         """What does not fit of a parameter, its gradient and its state."""
         name, update = self._aotpack_update_of[parameter]
         yield from (Problem(name, text) for text in update.problems(parameter))
-        gradient, state = parameter.grad, self.state.get(parameter)
-        assert gradient is not None
-        if not is_like(gradient, parameter):
-            kind = "sparse " if gradient.layout is not torch.strided else ""
-            yield Problem(f"{name}.grad", f"is a {kind}{gradient.dtype}{list(gradient.shape)} on {gradient.device}")
-        elif shares_memory(gradient, parameter, state or {}):
-            yield Problem(f"{name}.grad", "shares memory with the parameter or its state, which a step writes to: clone it")
+        state = self.state.get(parameter)
+        if text := update.gradient_problem(parameter, state or {}):
+            yield Problem(f"{name}.grad", text)
         if state:
             yield from (Problem(name, text) for text in update.state_problems(parameter, state))
 

@@ -47,6 +47,7 @@ class Update:
         self.rows: list[Row | None] = [None] * len(self.names)
         parameter, _, self._state, numbers = arguments_of(method)
         self.flat, self.integers, self._initial = described.flat, described.integers, described.initial
+        self.sparse = described.sparse
         self.dtype: torch.dtype = getattr(torch, parameter.dtype)
         self.numbers = [*numbers]
         self._shape, self._stride = (torch.Size(), ()) if described.flat else _geometry(parameter)
@@ -170,6 +171,42 @@ class Update:
         for row in rows:
             self._one(row, numbers)
 
+    def gradient_problem(self, parameter: torch.Tensor, state: Mapping[str, Any]) -> str:
+        """What is wrong with the gradient of a parameter, or an empty string."""
+        gradient = parameter.grad
+        assert gradient is not None
+        if self.takes_rows(parameter):
+            return ""
+        if self.sparse == "required" or not is_like(gradient, parameter):
+            kind = "sparse " if gradient.layout is not torch.strided else ""
+            wanted = (
+                "; this optimizer takes gradients that are sparse in the first dimension" if self.sparse == "required" else ""
+            )
+            return f"is a {kind}{gradient.dtype}{list(gradient.shape)} on {gradient.device}{wanted}"
+        if any(overlap(gradient, x) for x in (parameter, *state.values()) if isinstance(x, torch.Tensor)):
+            return "shares memory with the parameter or its state, which a step writes to: clone it"
+        return ""
+
+    def takes_rows(self, parameter: torch.Tensor) -> bool:
+        """Whether the gradient of a parameter is a sparse tensor of rows, which this update takes."""
+        gradient = parameter.grad
+        is_sparse = self.sparse != "never" and gradient is not None and gradient.layout is torch.sparse_coo
+        return is_sparse and gradient.sparse_dim() == 1 and _is_of(gradient, parameter)  # type: ignore[union-attr,arg-type]
+
+    def run_rows(self, parameter: torch.Tensor, state: dict[str, Any], numbers: Sequence[torch.Tensor]) -> None:
+        """Update the rows of a parameter and its state that its sparse gradient has."""
+        gradient = parameter.grad.coalesce()  # type: ignore[union-attr]
+        index = gradient.indices()[0]
+        whole = {name: value for name, value in state.items() if self._expected[name][0]}
+        rows = {name: value[index] for name, value in whole.items()}
+        some, some_state = parameter.detach()[index], {**state, **rows}
+        some.grad = gradient.values()
+        self.run([self.row(some, some_state)], numbers)
+        parameter.index_copy_(0, index, some)
+        for name, value in whole.items():
+            value.index_copy_(0, index, rows[name])
+        state.update({name: some_state[name] for name in self.integers})
+
     def _one(self, row: PythonRow, numbers: Sequence[torch.Tensor]) -> None:
         parameter, gradient = row.parameter, row.parameter.grad
         assert gradient is not None
@@ -228,16 +265,24 @@ def _place(parameter: torch.Tensor, state: Mapping[str, Any]) -> list[Any]:
     return [(x.data_ptr(), x.shape, x.stride()) for x in tensors]
 
 
-def shares_memory(gradient: torch.Tensor, parameter: torch.Tensor, state: Mapping[str, Any]) -> bool:
-    """Whether a step would write to the gradient that it reads."""
-    return any(overlap(gradient, x) for x in (parameter, *state.values()) if isinstance(x, torch.Tensor))
+def values_of(parameter: torch.Tensor) -> torch.Tensor:
+    """The elements of a gradient. One that is sparse gets each index once, so that the elements can be changed in place."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.layout is not torch.sparse_coo:
+        return gradient
+    parameter.grad = gradient.coalesce()
+    return parameter.grad.values()
 
 
 def is_like(gradient: torch.Tensor | None, parameter: torch.Tensor) -> TypeGuard[torch.Tensor]:
     """Whether a gradient is a plain tensor of the parameter's sizes and type."""
+    return gradient is not None and gradient.layout is torch.strided and _is_of(gradient, parameter)
+
+
+def _is_of(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
     return (
         type(gradient) is torch.Tensor
-        and gradient.layout is torch.strided
         and gradient.shape == parameter.shape
         and gradient.dtype is parameter.dtype
         and gradient.device == parameter.device

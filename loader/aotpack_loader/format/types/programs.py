@@ -148,7 +148,8 @@ class OptimizerUpdate(Document, frozen=True):
     the group by path, as tensors without dimensions. It writes to the parameter and its state. ``flat``:
     it takes the parameter, and tensors of its sizes, with all dimensions as one, in the order of memory.
     ``initial`` is what the state holds before the first step: a number, the path of an option, or ``params``: the parameter.
-    ``integers`` are the names of state that is an integer in Python.
+    ``integers`` are the names of state that is an integer in Python. ``sparse``: whether the gradient may or must be a
+    sparse tensor; then the method is called with the rows that the gradient has.
     """
 
     method: Name
@@ -157,6 +158,7 @@ class OptimizerUpdate(Document, frozen=True):
     initial: dict[Name, FloatArg | Name] = {}
     flat: bool = False
     integers: list[Name] = []
+    sparse: Literal["never", "allowed", "required"] = "never"
 
 
 class Optimizer(Document, frozen=True):
