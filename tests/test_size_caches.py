@@ -137,3 +137,37 @@ def test_linspace_of_a_size_that_varies(tmp_path: Path) -> None:
     for rows in (1, 2, 5, 8, 999):
         x = torch.randn(rows)
         torch.testing.assert_close(loaded(x), model(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_windows_of_a_size_that_varies(tmp_path: Path, dtype: torch.dtype) -> None:
+    def model(x: Tensor) -> tuple[Tensor, ...]:
+        rows = x.shape[0]
+        windows = [
+            torch.hann_window(rows, dtype=dtype),
+            torch.hann_window(window_length=rows, periodic=False, dtype=dtype),
+            torch.hamming_window(rows, True, 0.5, 0.4, dtype=dtype),
+            torch.blackman_window(rows, False, dtype=dtype),
+            torch.bartlett_window(rows + 2, dtype=dtype)[2:],
+            torch.kaiser_window(rows, True, beta=5.0, dtype=dtype),
+            torch.logspace(-1, 2, rows, base=2.0, dtype=dtype),
+            torch.logspace(-1, 2, rows, dtype=torch.bfloat16),
+        ]
+        return tuple(x * window.float() for window in windows)
+
+    sizes = {"x": {0: Dim("rows", min=1, max=999)}}
+    aotpack.build(model, (torch.randn(5),), out=tmp_path / "m", targets=("portable",), dynamic_shapes=sizes)
+    loaded = aotpack_loader.load(tmp_path / "m")
+    for rows in (1, 2, 5, 8, 301):
+        x = torch.randn(rows)
+        torch.testing.assert_close(loaded(x), model(x), rtol=2e-6, atol=1e-6)
+
+
+def test_a_window_of_halves_keeps_its_size(tmp_path: Path) -> None:
+    """Eager's own window depends on the vectors of the machine there."""
+
+    def model(x: Tensor) -> Tensor:
+        return x * torch.hann_window(x.shape[0], dtype=torch.bfloat16)
+
+    with pytest.raises(BuildError, match=r"fixes it at 5 \[at .*hann_window"):
+        aotpack.build(model, (torch.randn(5),), out=tmp_path / "m", targets=("portable",), dynamic_shapes={"x": {0: TIME}})

@@ -17,15 +17,15 @@ class VaryingFactories(TorchFunctionMode):
     """While active, computes by other operators what such a function makes of sizes that vary.
 
     Ranges are computed for floating-point numbers, as eager's kernels do. That of ``linspace`` starts anew for each vector,
-    so a number may be one rounding off. In half precision that is too far: sizes stay constant. Windows are computed by
-    eager's operators.
+    so a number may be one rounding off. Windows are computed by eager's operators. In half precision a rounding is too far:
+    sizes stay constant.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
         if function in _RANGES and _varies(function, *args, **named):
             return _RANGES[function](*args, **named)
-        if function in _WINDOWS and not has_static_value(args[0] if args else named["window_length"]):
+        if function in _WINDOWS and _is_exact(named) and not has_static_value(args[0] if args else named["window_length"]):
             return _window(_WINDOWS[function], *args, **named)
         if function in (torch.tensor, torch.as_tensor) and _are_sizes(*args):
             numbers = torch.stack([torch.scalar_tensor(size, dtype=torch.int64) for size in args[0]])
@@ -58,9 +58,13 @@ def _pad_sequence(
 
 def _varies(function: Any, start: Any, end: Any, steps: Any, base: float = 10.0, *, out: Any = None, **options: Any) -> bool:
     plain = all(isinstance(number, (int, float, torch.SymInt, torch.SymFloat)) for number in (start, end))
-    dtype = options.get("dtype") or torch.get_default_dtype()
-    exact = dtype in (torch.float32, torch.float64) or (function is torch.logspace and dtype.is_floating_point)
-    return plain and out is None and exact and not has_static_value(steps)
+    halves = function is torch.logspace and options.get("dtype") in (torch.bfloat16, torch.float16)
+    return plain and out is None and (halves or _is_exact(options)) and not has_static_value(steps)
+
+
+def _is_exact(options: Mapping[str, Any]) -> bool:
+    """Whether a range is computed as precisely as eager's."""
+    return (options.get("dtype") or torch.get_default_dtype()) in (torch.float32, torch.float64)
 
 
 def _linspace(
@@ -121,23 +125,17 @@ def _window(
     return made.requires_grad_() if requires_grad else made
 
 
-def _times(index: torch.Tensor, factor: float, last: Any) -> torch.Tensor:
-    """``index * (factor / last)``, where eager divides in double precision."""
-    divided: torch.Tensor = torch.full((), factor, dtype=torch.float64, device=index.device) / last
-    return index * divided
-
-
 def _hamming(index: torch.Tensor, last: Any, alpha: float = 0.54, beta: float = 0.46) -> torch.Tensor:
-    return _times(index, 2 * math.pi, last).cos() * -beta + alpha
+    return torch.cos(index * (2 * math.pi / last)) * -beta + alpha
 
 
 def _blackman(index: torch.Tensor, last: Any) -> torch.Tensor:
-    angle = _times(index, math.pi, last)
-    return (angle * 4).cos() * 0.08 - (angle * 2).cos() * 0.5 + 0.42
+    angle = index * (math.pi / last)
+    return torch.cos(angle * 4) * 0.08 - torch.cos(angle * 2) * 0.5 + 0.42
 
 
 def _bartlett(index: torch.Tensor, last: Any) -> torch.Tensor:
-    rising = _times(index, 2.0, last)
+    rising = index * (2.0 / last)
     return torch.where(torch.arange(index.shape[0], device=index.device) <= last // 2, rising, rising * -1 + 2)
 
 

@@ -77,16 +77,38 @@ def _eye(
 
 def _var(x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     """``var`` in ``float64``, as in eager's kernel. Inductor's is off by 1e-4 for numbers near 1e5."""
-    if x.dtype == torch.float64 or x.is_complex():
-        return NotImplemented
-    return torch.var(x.double(), dim, correction=correction, keepdim=keepdim).to(x.dtype)
+    return NotImplemented if x.is_complex() else _moments(x, dim, correction, keepdim)[0].to(x.dtype)
 
 
 def _var_mean(x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     """``var_mean`` in ``float64``, unless a norm asks: its own rule is fast, and eager's norms use ``float32``, too."""
-    if x.dtype == torch.float64 or x.is_complex() or (keepdim and correction == 0):
+    if x.is_complex() or (x.dtype != torch.float64 and keepdim and correction == 0):
         return NotImplemented
-    return tuple(found.to(x.dtype) for found in torch.var_mean(x.double(), dim, correction=correction, keepdim=keepdim))
+    return tuple(found.to(x.dtype) for found in _moments(x, dim, correction, keepdim))
+
+
+def _moments(
+    x: torch.Tensor, dim: list[int] | None, correction: float | None, keepdim: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Variance and mean in ``float64``, by two sums. Inductor has no vectors of ``float64`` for its own rule beside halves."""
+    wide, dims = x.double(), [*(dim or range(x.dim()))]
+    mean = wide.mean(dims, keepdim=True)
+    squares = (wide - mean).square().sum(dims, keepdim=keepdim)
+    count = math.prod(x.shape[each] for each in dims)
+    divisor = torch.sym_max(count - (1 if correction is None else correction), 0)
+    return squares / divisor, mean if keepdim else mean.view(squares.shape)
+
+
+def _div(x: torch.Tensor, divisor: Any, *, rounding_mode: str | None) -> Any:
+    """``div`` of halves towards zero, with the quotient in half precision, as in eager's kernel."""
+    if rounding_mode != "trunc" or torch.result_type(x, divisor) not in (torch.bfloat16, torch.float16):
+        return NotImplemented
+    return torch.trunc(torch.div(x, divisor))
+
+
+def _signbit(x: torch.Tensor) -> Any:
+    """``signbit`` of halves by a sign that is copied: GCC 12 has an internal error at vectors of its own ``signbit``."""
+    return torch.copysign(torch.ones_like(x), x) < 0 if x.dtype in (torch.bfloat16, torch.float16) else NotImplemented
 
 
 def _remainder(x: torch.Tensor, divisor: Any) -> Any:
@@ -220,6 +242,7 @@ _OWN: Rules = {
     torch.ops.aten.eye.default: lambda rows, **how: _eye(rows, rows, **how),
     torch.ops.aten.eye.m: _eye,
     torch.ops.aten._trilinear.default: _trilinear,
+    torch.ops.aten.div.Tensor_mode: _div,
     torch.ops.aten.elu_backward.default: _elu_backward,
     torch.ops.aten.hardtanh_backward.default: _within,
     torch.ops.aten.hardshrink_backward.default: _outside,
@@ -232,6 +255,7 @@ _OWN: Rules = {
     torch.ops.aten.lerp.Scalar: _lerp,
     torch.ops.aten.pow.Tensor_Scalar: _pow,
     torch.ops.aten.sgn.default: _sgn,
+    torch.ops.aten.signbit.default: _signbit,
     torch.ops.aten.var.correction: _var,
     torch.ops.aten.var_mean.correction: _var_mean,
     torch.ops.aten.remainder.Scalar: _remainder,

@@ -1,4 +1,4 @@
-"""Arguments with values that an operator may refuse or treat as special: out of range, NaN, infinite."""
+"""Arguments with values that an operator may refuse or treat as special: out of range, NaN, infinite, too small for a unit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from .samples import Sample, twins
 
-REALS = (float("nan"), float("inf"), -1.5, 0.0, 3e38)
+REALS = (float("nan"), float("inf"), -1.5, 0.0, 1e-42, 3e38)
 INTEGERS = (-1, 0, 1000)
 """1,000 is beyond every size of the databases' samples."""
 

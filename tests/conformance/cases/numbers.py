@@ -103,6 +103,23 @@ def half_results(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return x * products[0], *products, *sums, *steps
 
 
+def half_moments(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """What code with vectors of halves did not compile, and a quotient that is whole only in half precision."""
+    moments = x.var(), x.std((0, 1)), *torch.var_mean(x, (1, 2), keepdim=True), *torch.std_mean(x, -1, correction=0)
+    return *moments, torch.signbit(y), torch.div(y * 2.996, y, rounding_mode="trunc"), x[:0].roll(1, 0).float()
+
+
+def bags(weight: Tensor, indices: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+    return tuple(F.embedding_bag(indices, weight, offsets, mode=mode) for mode in ("sum", "mean", "max"))
+
+
+def constants_without_end(x: Tensor) -> tuple[Tensor, ...]:
+    """Infinite numbers and NaN that a graph makes up."""
+    nan, endless = torch.full((2, 2), float("nan")), torch.full((2, 2), float("-inf"))
+    found = nan.softmax(0), nan.amax(0), nan.clamp(0, 1), torch.minimum(nan, torch.full((2, 2), 2.0))
+    return *(each + x for each in found), endless.logsumexp(0) + x, endless // 2 + x, (torch.full((2, 2), 3e38) * 10) // 2 - x
+
+
 def half_gradients(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     return F.elu(x, 0.3), F.selu(x), F.hardswish(x), F.smooth_l1_loss(x, x * 0.3, beta=0.3), F.elu(y, 0.3), F.hardswish(y)
 
@@ -255,6 +272,13 @@ CASES: list[Case] = [
             ("negative numbers to unsigned ones", unsigned, [const(torch.linspace(-3.5, 90.0, 35))]),
             ("results in half precision", half_results, [g(66), const(_HALVES)]),
             ("gradients in half precision", half_gradients, [_leaf(_HALVES.bfloat16()), _leaf(_HALVES.half())]),
+            ("moments of half precision", half_moments, [g(5, 5, 7, dtype=torch.bfloat16), const(_HALVES.bfloat16())]),
+            (
+                "bags of half precision",
+                bags,
+                [g(9, 4, dtype=torch.bfloat16), const(torch.tensor([1, 2, 8, 8, 0])), const(torch.tensor([0, 2]))],
+            ),
+            ("constants without end", constants_without_end, [g(2, 2)]),
             ("pools of NaN", pools_at_nan, [_leaf(_ONE_NAN), _leaf(_ONE_NAN.reshape(1, 2, 6, 7))]),
             (
                 "gradients of products",

@@ -74,10 +74,13 @@ FIXES = (
     _fix(
         id="inductor-constants-as-expressions",
         severity="wrong-values",
-        summary="Constants are not rounded to their types: `full(.., 1.0001).half()` is 1.0001, `arange(5).bool()` counts to 4.",
+        summary="Constants are not rounded to their types: `full(.., 1.0001).half()` is 1.0001, `arange(5).bool()` counts to 4. "
+        "Those that are NaN or infinite do not compile.",
         searched="2026-11-28",
         apply="fixes.inductor.numbers:round_constants",
         patches=(
+            "torch._inductor.bounds.ValueRangeAnalysis.constant",
+            "torch._inductor.index_propagation.IndexPropagation.propagate_sympy",
             "torch._inductor.index_propagation.TypedExpr.__post_init__",
             "torch._inductor.index_propagation.SymPyOps.to_dtype",
         ),

@@ -42,6 +42,8 @@ def _of_result(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
 def _rolled(args: Sequence[Any], result: torch.Tensor) -> Sequence[Any]:
     """As :func:`_images`, if parts of the tensor are concatenated: it is not flattened, and each dimension moves."""
     x, shifts, dims = args
+    if statically_known_true(x.numel() == 0):
+        return _rows(args, result)
     moves = [not statically_known_true(shift % x.shape[dim] == 0) for shift, dim in zip(shifts, dims or (), strict=False)]
     return _images(0)(args, result) if moves and all(moves) else _rows(args, result)
 

@@ -122,6 +122,17 @@ def _nearest(mode: FakeTensorMode, func: Any, x: torch.Tensor, size: Sequence[in
     return x.new_empty((*x.shape[:2], *size))
 
 
+def _bags(mode: FakeTensorMode, func: Any, weight: torch.Tensor, *rest: Any, **options: Any) -> Any:
+    """Bags of ``bfloat16`` take the fast path, as those of ``float16``. torch's own fake kernel does not know it."""
+    if weight.dtype != torch.bfloat16:
+        return NotImplemented
+    given = [weight, *rest, *options.values()]
+    halves = [x.half() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in given]
+    first = len(given) - len(options)
+    bags, *others = func(*halves[:first], **dict(zip(options, halves[first:], strict=True)))
+    return bags.bfloat16(), *others
+
+
 def _like(index: int) -> Callable[..., torch.Tensor]:
     """A new tensor of the sizes and the type of an argument."""
     return lambda mode, func, *args, **options: args[index].new_empty(args[index].shape)
@@ -136,6 +147,8 @@ def _quantized_backward(
 
 _FAKES: dict[Any, Callable[..., Any]] = {
     _aten.add.Tensor: _sum_with_sparse,
+    _aten._embedding_bag.default: _bags,
+    _aten._embedding_bag_forward_only.default: _bags,
     _aten._ctc_loss.default: _ctc_loss,
     _aten._ctc_loss.Tensor: _ctc_loss,
     _aten._ctc_loss_backward.default: _ctc_loss_backward,

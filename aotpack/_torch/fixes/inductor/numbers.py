@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._inductor import index_propagation, ir, lowering, virtualized
+from torch._inductor import bounds, index_propagation, ir, lowering, virtualized
 from torch._inductor.codegen import common, cpp
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -89,8 +89,12 @@ def round_constants() -> Iterator[None]:
     """Round constants to their types, and cast indices to smaller types in the compiled loop.
 
     Inductor computes with both as expressions of sizes, which keep all digits and are the same number after a cast.
+    Such expressions do not take infinity and NaN: the compiled loop computes with these.
     """
     fix = "inductor-constants-as-expressions"
+    analysis = bounds.ValueRangeAnalysis
+    bounded: Callable[..., Any] = analysis.constant
+    propagate: Callable[..., Any] = index_propagation.IndexPropagation.propagate_sympy
     made: Callable[..., None] = index_propagation.TypedExpr.__post_init__
     convert: Callable[..., Any] = index_propagation.SymPyOps.to_dtype
 
@@ -104,7 +108,18 @@ def round_constants() -> Iterator[None]:
         wide = {number.dtype, dtype} <= _INTEGERS and dtype.itemsize >= number.dtype.itemsize
         return convert(number, dtype, *args, **kwargs) if wide or number.is_constant() else NotImplemented
 
+    def finite(self: Any, name: str, *given: Any) -> Any:
+        found = propagate(self, name, *given)
+        number = found.value if getattr(found, "is_symbolic", False) else None
+        endless = number is not None and number.is_constant() and not math.isfinite(number.expr)
+        return self.fallback(name, *given) if endless else found
+
+    def bounded_if_finite(value: Any, dtype: torch.dtype) -> Any:
+        return bounded(math.nan if isinstance(value, float) and math.isinf(value) else value, dtype)
+
     with (
+        patched(fix, analysis, "constant", bounded_if_finite),
+        patched(fix, index_propagation.IndexPropagation, "propagate_sympy", finite),
         patched(fix, index_propagation.TypedExpr, "__post_init__", rounded),
         patched(fix, index_propagation.SymPyOps, "to_dtype", widened),
     ):
