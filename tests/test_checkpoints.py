@@ -190,6 +190,23 @@ def test_schedulers_go_on(name: str, bundle: Path, tmp_path: Path) -> None:
     assert_same(everything(model, other, following), expected)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("last_epoch", '"3"'), ("last_epoch", "true"), ("last_epoch", "null"), ("base_lrs", '"ab"')]
+)
+def test_numbers_of_a_scheduler_of_another_kind_are_refused(name: str, value: str, bundle: Path, tmp_path: Path) -> None:
+    model = aotpack_loader.load(bundle)
+    optimizer = of_two(model)
+    scheduler = lr_scheduler.StepLR(optimizer, 2)
+    model.aotpack.save_checkpoint(tmp_path / "c", scheduler=scheduler)
+    document = json.loads((tmp_path / "c" / "checkpoint.json").read_text())
+    document["schedulers"]["scheduler"]["state"][name] = json.loads(value)
+    (tmp_path / "c" / "checkpoint.json").write_text(json.dumps(document))
+    before = scheduler.state_dict()
+    with pytest.raises(CheckpointError, match=f"values of other kinds than the checkpoint: {name}"):
+        model.aotpack.load_checkpoint(tmp_path / "c", scheduler=scheduler)
+    assert scheduler.state_dict() == before
+
+
 def test_a_scaler_is_kept_beside_a_scheduler(bundle: Path, tmp_path: Path) -> None:
     model = aotpack_loader.load(bundle)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)

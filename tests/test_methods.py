@@ -136,6 +136,8 @@ def test_calls_are_checked_as_calls_of_the_module(pair: tuple[Codec, LoadedProgr
     with pytest.raises(ModeError, match=r"encoder\.1"):
         encode_(torch.randn(3, 4))
     assert loaded.aotpack.method("decode")(torch.randn(3, 3)).requires_grad, "it does not depend on that mode"
+    with pytest.raises(AotpackError, match=r"no method \[\]"):
+        loaded.aotpack.method([])  # type: ignore[arg-type]
 
 
 def test_unknown_methods_are_refused(pair: tuple[Codec, LoadedProgram]) -> None:
@@ -266,6 +268,7 @@ X = torch.randn(5, 4)
         ({}, "methods: at least one is needed"),
         ({"encode": encode}, r"methods\['encode'\]: expected an aotpack.Method\(function, args\), got function"),
         ({"2nd": aotpack.Method(encode, (X,))}, "not an identifier"),
+        ({"a" * 256: aotpack.Method(encode, (X,))}, r"methods\['a{20}'…\]: is no name of a method: it has 256 letters"),
         ({"encode": aotpack.Method(encode, X)}, "args: expected a tuple of example inputs, got Tensor"),  # type: ignore[arg-type]
         ({"encode": aotpack.Method(3, (X,))}, "function is a int, no function"),  # type: ignore[arg-type]
         ({"encode": aotpack.Method(encode, (X,), modes=("test",))}, r"\['encode'\].modes: 'test' is not one of train"),

@@ -466,6 +466,8 @@ def test_half_precision_and_several_optimizers(tmp_path: Path) -> None:
     assert largest_difference(eager, own) == 0
     with pytest.raises(AotpackError, match="no optimizer 'optimizer'"):
         loaded.aotpack.optimizer()
+    with pytest.raises(AotpackError, match=r"no optimizer \[\]"):
+        loaded.aotpack.optimizer([])  # type: ignore[arg-type]
 
 
 def test_a_start_imports_no_compiler(tmp_path: Path, fresh_process: FreshProcess) -> None:

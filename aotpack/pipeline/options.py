@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 RandomMode = Literal["default", "eager"]
 FRONT_ENDS: Final = ("dynamo", "export", "trace")
+_LONGEST: Final = 255
+"""Letters of the name of a method."""
 UNNAMED_BUILDER: Final = "https://aotpack.dev/builder/unnamed"
 
 
@@ -201,6 +203,10 @@ def _wrong_methods(methods: Mapping[Any, Any]) -> Iterator[Problem]:
         at = f"methods[{name!r}]"
         if not isinstance(name, str) or not name.isidentifier():
             yield Problem(at, "is no name of a method: it is not an identifier of Python")
+        elif len(name) > _LONGEST:
+            yield Problem(
+                f"methods[{name[:20]!r}…]", f"is no name of a method: it has {len(name):,} letters, more than {_LONGEST}"
+            )
         if not isinstance(method, Method):
             yield Problem(at, f"expected an aotpack.Method(function, args), got {type(method).__name__}")
             continue

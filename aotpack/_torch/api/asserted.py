@@ -39,6 +39,16 @@ def _assertion(condition: Any, message: str) -> None:
         raise AssertionError(message)
 
 
+_QUANTILES = (torch.quantile, torch.nanquantile, torch.Tensor.quantile, torch.Tensor.nanquantile)
+
+
+def _assert_quantiles(function: Any, x: Any, q: Any, *args: Any, **kwargs: Any) -> None:
+    """Assert that quantiles are asked for that there are. torch looks at real tensors alone."""
+    if isinstance(q, torch.Tensor):
+        name = function.__name__
+        torch.ops.aten._assert_async.msg(((q >= 0) & (q <= 1)).all(), f"{name}() q values must be in the range [0, 1]")
+
+
 _SIGNATURE = inspect.signature(torch.nn.functional.gaussian_nll_loss)
 
 
@@ -70,6 +80,10 @@ class AssertedArguments(TorchFunctionMode):
         if function is torch._assert_async and len(args) == 1 and not kwargs:
             # torch.fx takes this overload for a call without an effect, and removes it.
             return torch.ops.aten._assert_async.msg(*args, "Expected Tensor with single nonzero value, but got zero")
+        if function in _QUANTILES:
+            _assert_quantiles(
+                function, *args, **{"x" if name == "input" else name: given for name, given in (kwargs or {}).items()}
+            )
         if function is not torch.nn.functional.gaussian_nll_loss:
             return function(*args, **(kwargs or {}))
         args, kwargs = _clamped_variances(args, kwargs or {})

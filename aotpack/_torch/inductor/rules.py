@@ -20,6 +20,7 @@ from ..api import rows
 from ..tracing import eager_kernels
 
 Rules = Mapping[Any, Callable[..., Any]]
+_HALVES: Final = (torch.bfloat16, torch.float16)
 _SUMS: Final = (torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar)
 """Inductor's rule is for complex numbers alone: two calls, then views as real numbers, which few layouts allow."""
 _NORMS: Final = tuple(
@@ -77,22 +78,32 @@ def _eye(
 
 def _var(x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     """``var`` in ``float64``, as in eager's kernel. Inductor's is off by 1e-4 for numbers near 1e5."""
-    return NotImplemented if x.is_complex() else _moments(x, dim, correction, keepdim)[0].to(x.dtype)
+    if x.dtype == torch.float64 or x.is_complex():
+        return NotImplemented
+    if x.dtype in _HALVES:
+        return _moments(x, dim, correction, keepdim)[0].to(x.dtype)
+    return torch.var(x.double(), dim, correction=correction, keepdim=keepdim).to(x.dtype)
 
 
 def _var_mean(x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> Any:
     """``var_mean`` in ``float64``, unless a norm asks: its own rule is fast, and eager's norms use ``float32``, too."""
-    if x.is_complex() or (x.dtype != torch.float64 and keepdim and correction == 0):
+    if x.dtype == torch.float64 or x.is_complex() or (keepdim and correction == 0):
         return NotImplemented
-    return tuple(found.to(x.dtype) for found in _moments(x, dim, correction, keepdim))
+    if x.dtype in _HALVES:
+        return tuple(found.to(x.dtype) for found in _moments(x, dim, correction, keepdim))
+    return tuple(found.to(x.dtype) for found in torch.var_mean(x.double(), dim, correction=correction, keepdim=keepdim))
 
 
 def _moments(
     x: torch.Tensor, dim: list[int] | None, correction: float | None, keepdim: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Variance and mean in ``float64``, by two sums. Inductor has no vectors of ``float64`` for its own rule beside halves."""
+    """Variance and mean in ``float64``, by two sums. Inductor has no vectors of ``float64`` for its own rule beside halves.
+
+    A mean that is not finite is NaN, as in eager's kernel.
+    """
     wide, dims = x.double(), [*(dim or range(x.dim()))]
     mean = wide.mean(dims, keepdim=True)
+    mean = mean - (mean - mean)
     squares = (wide - mean).square().sum(dims, keepdim=keepdim)
     count = math.prod(x.shape[each] for each in dims)
     divisor = torch.sym_max(count - (1 if correction is None else correction), 0)
@@ -101,14 +112,14 @@ def _moments(
 
 def _div(x: torch.Tensor, divisor: Any, *, rounding_mode: str | None) -> Any:
     """``div`` of halves towards zero, with the quotient in half precision, as in eager's kernel."""
-    if rounding_mode != "trunc" or torch.result_type(x, divisor) not in (torch.bfloat16, torch.float16):
+    if rounding_mode != "trunc" or torch.result_type(x, divisor) not in _HALVES:
         return NotImplemented
     return torch.trunc(torch.div(x, divisor))
 
 
 def _signbit(x: torch.Tensor) -> Any:
     """``signbit`` of halves by a sign that is copied: GCC 12 has an internal error at vectors of its own ``signbit``."""
-    return torch.copysign(torch.ones_like(x), x) < 0 if x.dtype in (torch.bfloat16, torch.float16) else NotImplemented
+    return torch.copysign(torch.ones_like(x), x) < 0 if x.dtype in _HALVES else NotImplemented
 
 
 def _remainder(x: torch.Tensor, divisor: Any) -> Any:

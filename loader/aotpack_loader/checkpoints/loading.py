@@ -166,12 +166,26 @@ def _load_scheduler(
     if others := [key for key in sorted(before.keys() ^ saved.state.keys()) if not key.startswith("_")]:
         return [Problem(name, f"has other numbers than the checkpoint: {', '.join(others)}")]
     found = opened.items(saved.state)
+    if others := [key for key in sorted(before) if key in found and not _is_like(found[key], before[key])]:
+        return [Problem(name, f"has values of other kinds than the checkpoint: {', '.join(others)}")]
     undo.append(lambda: scheduler.load_state_dict(before))
     try:
         scheduler.load_state_dict(found)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         return [Problem(name, f"{type(error).__name__}: {error}")]
     return []
+
+
+def _is_like(found: Any, own: Any) -> bool:
+    """Whether a value of a checkpoint is of the kind that a scheduler has: a number, a text, or the same collection."""
+    if isinstance(own, Mapping):
+        return isinstance(found, Mapping) and all(_is_like(found[key], own[key]) for key in own.keys() & found.keys())
+    if isinstance(own, (list, tuple)):
+        return isinstance(found, (list, tuple)) and (
+            not own or all(_is_like(value, own[min(i, len(own) - 1)]) for i, value in enumerate(found))
+        )
+    kind = next((kind for kind in (bool, (int, float), str, torch.Tensor) if isinstance(own, kind)), object)
+    return isinstance(found, kind) and (own is None or isinstance(found, bool) == isinstance(own, bool))
 
 
 def _set_random_state(

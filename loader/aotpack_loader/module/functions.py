@@ -53,7 +53,7 @@ def function_of(module: Any, name: str) -> LoadedFunction:
         AotpackError: there is no such function.
     """
     functions = module._aotpack_functions
-    if name not in functions:
+    if name not in [*functions]:  # a list takes names that have no hash
         known = ", ".join(functions)
         raise AotpackError(
             f"The bundle has no method {name!r}.",

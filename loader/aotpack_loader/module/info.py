@@ -80,9 +80,10 @@ class LoadInfo:
         from ..optimizer.gradients import Gradients  # a start does not need them
         from ..optimizer.optimizer import LoadedOptimizer, Training
 
-        described = self.program.optimizers.get(name)
+        known_names = [*self.program.optimizers]  # a list takes names that have no hash
+        described = self.program.optimizers[name] if name in known_names else None
         if described is None or self._updates is None:
-            known = ", ".join(self.program.optimizers)
+            known = ", ".join(known_names)
             raise AotpackError(
                 f"The bundle has no optimizer {name!r}." if known else "The bundle has no optimizer.",
                 hint=f"It has {known}." if known else "Build it with one: aotpack build model.py --optimizer adamw --lr 1e-3.",

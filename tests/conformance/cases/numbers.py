@@ -208,6 +208,10 @@ def _leaf(value: Tensor) -> Spec:
     return lambda generator: value.clone().requires_grad_()
 
 
+def _with_quantile(number: float) -> Any:
+    return lambda seed: ((torch.randn(5, requires_grad=True), torch.tensor([0.5, number])), {})
+
+
 def _with_target(number: float) -> MakeInputs:
     return lambda seed: ((torch.zeros(4, requires_grad=True), torch.full((4,), number)), {})
 
@@ -339,6 +343,17 @@ CASES: list[Case] = [
             g(4),
             const(torch.full((4,), 0.5)),
             calls=[Call(1), *(Call(2, inputs=_with_target(number)) for number in (1.5, -0.5, float("nan")))],
+            targets=(target,),
+        )
+        for target in ("portable", "cpu")
+    ),
+    *(
+        case(
+            f"numbers: quantiles that do not exist (eager raises), {target}",
+            lambda x, q: (x.quantile(q), torch.nanquantile(input=x, q=q, dim=0)),
+            g(5),
+            const(torch.tensor([0.5, 1.0])),
+            calls=[Call(1), *(Call(2, inputs=_with_quantile(number)) for number in (-0.5, 1.5, float("nan")))],
             targets=(target,),
         )
         for target in ("portable", "cpu")
