@@ -37,7 +37,7 @@ def with_tangent_writes(joint: aot_autograd.Joint) -> aot_autograd.Joint:
         raise _refused(writes, "a gradient, beside tensor subclasses", "its argument grad_output")
     output = graph.output_node()
     outputs, descriptors = list(output.args[0]), list(output.meta["desc"])  # type: ignore[arg-type]
-    end = joint.num_forward_outputs + joint.num_backward_outputs
+    end = joint.outputs.backward_values.stop
     values = {tangents.index(node.args[0]): node.args[1] for node in writes}  # type: ignore[arg-type]
     for node in writes:
         node.replace_all_uses_with(node.args[1])  # type: ignore[arg-type]

@@ -63,8 +63,7 @@ def with_parts_of_gradients(joint: aot_autograd.Joint) -> aot_autograd.Joint:
     split.replace_sums()
     output = graph.output_node()
     outputs, descriptors = list(output.args[0]), list(output.meta["desc"])  # type: ignore[arg-type]
-    first = joint.num_forward_outputs
-    end = first + joint.num_gradients
+    first, end = joint.outputs.gradient_values.start, joint.outputs.gradient_values.stop
     found: list[int] = []
     for i, gradient in enumerate(outputs[first:end]):
         parts = split.parts_of(gradient) if isinstance(gradient, Node) else None

@@ -26,8 +26,7 @@ def with_dense_results(joint: aot_autograd.Joint) -> aot_autograd.Joint:
         return joint
     graph = joint.graph_module.graph
     infos = joint.metadata.output_info
-    first = joint.tokens + joint.metadata.num_mutated_inp_runtime_indices
-    results = pytree.tree_leaves(graph.output_node().args)[first : first + len(infos)]
+    results = pytree.tree_leaves(graph.output_node().args)[joint.outputs.result_values]
     found: dict[int, int] = {}
     for i, (info, node) in enumerate(zip(infos, results, strict=True)):
         sparse_dim = _sparse_dim(node) if isinstance(node, Node) else None

@@ -12,7 +12,7 @@ several layouts.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -116,7 +116,7 @@ def marked(convention: signature.Convention, found: Sensitive, gaps: Collection[
     results = [structs.replace(r, laid_out=True) if i in found.copied else r for i, r in enumerate(method.results)]
     results = [structs.replace(r, reshaped=True) if i in found.reshaped else r for i, r in enumerate(results)]
     results = [_unshared_if_copied(result, results) for result in results]
-    return replace(convention, method=replace(method, leaves=leaves, results=results))
+    return convention.changed(leaves=leaves, results=results)
 
 
 def _unshared_if_copied(result: schema.Result, results: Sequence[schema.Result]) -> schema.Result:
@@ -132,7 +132,7 @@ def _reads_by_storage_offset(convention: signature.Convention) -> bool:
     return any(node.target in views.AS_STRIDED for graph in graphs for node in graph.graph.nodes)
 
 
-def _exposed(method: signature.MethodSpec) -> tuple[set[int], set[int]]:
+def _exposed(method: schema.Method) -> tuple[set[int], set[int]]:
     """Return two sets of leaf numbers: arguments that are written to, and arguments that are returned.
 
     An argument counts as returned if a result is a view of it.

@@ -289,9 +289,10 @@ class SizeRun:
                 yield i, found, expected
 
     def _other_gradients(self, outputs: Sequence[Any] = ()) -> str:
-        if not outputs or self.convention.method.subclasses or self.convention.subclasses:
+        backward = self.convention.method.backward
+        if not outputs or backward is None or self.convention.method.subclasses or backward.subclasses:
             return ""
-        for primal, gradient in zip(self._inputs(self.convention.forward), self.convention.gradients, strict=False):
+        for primal, gradient in zip(self._inputs(self.convention.forward), backward.gradients, strict=False):
             if gradient is not None and outputs[gradient].shape != primal.shape:
                 return f"the gradient of a tensor of the sizes {[*primal.shape]} has the sizes {[*outputs[gradient].shape]}"
         return ""

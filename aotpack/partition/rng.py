@@ -53,7 +53,7 @@ def pin(joint: aot_autograd.Joint) -> Pinned:
         return Pinned()
     output = graph.output_node()
     outputs, descriptors = list(output.args[0]), list(output.meta["desc"])  # type: ignore[arg-type]
-    count = joint.num_forward_outputs
+    count = joint.outputs.forward_values.stop
     forward, backward = _needed(outputs[:count]), _needed(outputs[count:])
     lone_forward = [node for node in drawing if not in_backward(node) and node not in forward]
     lone_backward = [node for node in drawing if in_backward(node) and node not in backward]

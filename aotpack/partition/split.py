@@ -74,7 +74,7 @@ def partition(
         return Partitioned(forward, None, _inputs(forward), output_args(forward), [], [], [], _chains(forward))
     stack_parts(joint.graph_module)
     replace_sums_of_one(joint.graph_module)
-    chains = _chains(joint.graph_module)[joint.tokens : joint.num_forward_outputs]
+    chains = _chains(joint.graph_module)[joint.outputs.forward_values]
     try:
         forward, backward = torch_partition(
             joint, partitioner=partitioner, memory_budget=memory_budget, prepare=_split_regions, added=pinned.forward
@@ -84,9 +84,10 @@ def partition(
         raise BuildError("torch could not split the joint graph into a forward and a backward.", [problem]) from error
     if exact_random:
         rng.keep_order(joint, forward, backward)
-    outputs, first = output_args(forward), joint.num_forward_outputs + pinned.forward
-    _cut_outputs(forward, outputs[joint.tokens : joint.num_forward_outputs] + outputs[first:], joint.tokens)
-    _cut_outputs(backward, output_args(backward)[: joint.num_backward_outputs], 0)
+    outputs, own = output_args(forward), joint.outputs
+    saved = outputs[own.forward_values.stop + pinned.forward :]
+    _cut_outputs(forward, outputs[own.forward_values] + saved, joint.tokens)
+    _cut_outputs(backward, output_args(backward)[own.of_backward.backward_values], 0)
     for half in (forward, backward):
         subgraphs.make_self_contained(half)
         restore_views(half)
@@ -206,7 +207,7 @@ def output_args(module: GraphModule) -> list[object]:
     return list(module.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
-def spread(module: GraphModule, reach: dict[Node, frozenset[int]]) -> None:
+def propagate_dependencies(module: GraphModule, reach: dict[Node, frozenset[int]]) -> None:
     """Complete ``reach``, which has numbers for some nodes: each other node gets all numbers of its
     inputs.
     """

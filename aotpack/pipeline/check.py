@@ -287,9 +287,10 @@ class _Check:
 def _wrong_gradient(method: TracedMethod, lines: Sequence[str]) -> str:
     """The operator that returns the first wrong gradient of a parameter, if the values before it are right."""
     convention = method.convention
-    if convention.backward is None or not all(".grad: " in line for line in lines):
+    described = convention.method.backward
+    if convention.backward is None or described is None or not all(".grad: " in line for line in lines):
         return ""
-    for primal, position in zip(convention.method.primals, convention.gradients, strict=True):
+    for primal, position in zip(convention.method.primals, described.gradients, strict=True):
         name = primal.name if isinstance(primal, schema.ParameterPrimal) else ""
         if position is not None and lines[0].startswith(f"state.{name}.grad: "):
             return faults.of_gradient(convention.backward, position)

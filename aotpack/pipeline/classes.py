@@ -26,7 +26,7 @@ from ..optimizer.asked import AskedOptimizer, resolve
 from ..targets import Target, by_graphs
 from ..writer.bundle import TargetEntry
 from . import advice, functions, optimizers, traced_methods
-from .asked import check_target
+from .check_requested import check_target
 from .context import BuildContext, Example, begin
 from .options import Options
 from .progress import Run

@@ -49,7 +49,8 @@ def describe(
     for item in traced:
         name, context = item.plan.name, contexts[item.plan.function]
         forward, backward = _halves(item, graphs, store)
-        methods[name] = schema.Method(
+        methods[name] = structs.replace(
+            item.convention.method,
             serves=served.get(name, []),
             forward=forward,
             backward=backward,
@@ -65,7 +66,6 @@ def describe(
             lines=_lines(item),
             step=item.plan.role == "step",
             function=item.plan.function if name in served else "",
-            **vars(item.convention.method),
         )
     return methods, graphs_to_compile(methods, graphs)
 
@@ -83,21 +83,10 @@ def _halves(
         graphs[key] = (converted, module)
         return store.add_compressed(codec.encode(converted), media_types.GRAPH)
 
-    forward = add(f"{item.plan.name}.forward", convention.forward)
-    if convention.backward is None:
+    forward, described = add(f"{item.plan.name}.forward", convention.forward), convention.method.backward
+    if convention.backward is None or described is None:
         return forward, None
-    return forward, schema.Backward(
-        graph=add(f"{item.plan.name}.backward", convention.backward),
-        saved=convention.saved,
-        tangents=convention.tangents,
-        gradients=convention.gradients,
-        depends=convention.depends,
-        second=item.second,
-        subclasses=convention.subclasses,
-        sparse=convention.sparse,
-        tangent_writes=convention.tangent_writes,
-        result_sources=convention.result_sources,
-    )
+    return forward, structs.replace(described, graph=add(f"{item.plan.name}.backward", convention.backward), second=item.second)
 
 
 def _lines(item: TracedMethod) -> dict[str, str]:

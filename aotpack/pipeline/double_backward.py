@@ -43,10 +43,10 @@ class Gradients(torch.nn.Module):
         self.__dict__["_model"] = model
         self._flat, self._spec = pytree.tree_flatten((args, kwargs))
         self._tensors = [i for i, leaf in enumerate(self._flat) if isinstance(leaf, torch.Tensor)]
-        method = first.method
+        method, backward = first.method, first.described_backward
         problems: list[Problem] = []
-        self._results = [_result_of(tangent, method.results, problems) for tangent in first.tangents]
-        primals = [p for p, gradient in zip(method.primals, first.gradients, strict=True) if gradient is not None]
+        self._results = [_result_of(tangent, method.results, problems) for tangent in backward.tangents]
+        primals = [p for p, gradient in zip(method.primals, backward.gradients, strict=True) if gradient is not None]
         self._wanted = [p for p in primals if isinstance(p, (schema.ParameterPrimal, schema.InputPrimal))]
         if len(self._wanted) < len(primals):  # the others are bases
             problems.append(Problem("arguments", "share memory, and the model writes to one of them"))
@@ -54,7 +54,7 @@ class Gradients(torch.nn.Module):
         self._overwritten = [primal.name for primal in written if isinstance(primal, schema.BufferPrimal)]
         inputs = [p for p in written if isinstance(p, schema.InputPrimal)]
         problems += [Problem(method.leaves[p.leaf].path, "is written to by the model") for p in inputs]
-        if first.tangent_writes:
+        if backward.tangent_writes:
             problems.append(Problem("results", "have gradients that a custom backward writes to"))
         if problems:
             raise UnsupportedError("Second derivatives of this model are not supported.", problems)
@@ -95,7 +95,8 @@ class Gradients(torch.nn.Module):
                 hint="Fix it in dynamic_shapes, or pass what depends on it as a tensor.",
             )
         assert first.backward is not None
-        nodes = first.backward.graph.find_nodes(op="placeholder")[-len(first.tangents) :]
+        described = first.described_backward.tangents
+        nodes = first.backward.graph.find_nodes(op="placeholder")[-len(described) :]
         tangents = [fake_tensors.example_like(node.meta["val"]).requires_grad_() for node in nodes]
         dims = {
             t: {
@@ -103,7 +104,7 @@ class Gradients(torch.nn.Module):
                 for dim, size in enumerate(tangent.shape)
                 if isinstance(size, str)
             }
-            for t, tangent in enumerate(first.tangents)
+            for t, tangent in enumerate(described)
         }
         dims |= {len(tangents) + k: shapes.dims[i] for k, i in enumerate(self._tensors) if i in shapes.dims}
         return (*tangents, *[self._flat[i] for i in self._tensors]), DynamicShapes(None, dims)
@@ -148,7 +149,8 @@ def _reads(convention: Convention) -> list[tuple[Any, list[Node]]]:
     forward, backward = convention.forward.graph, convention.backward
     inputs = [] if backward is None else backward.graph.find_nodes(op="placeholder")
     returned = list(forward.output_node().args[0])  # type: ignore[arg-type]
-    saved = {i: s for i, s in enumerate(convention.saved) if not isinstance(s, schema.SavedSize)}
+    described = convention.method.backward
+    saved = {} if described is None else {i: s for i, s in enumerate(described.saved) if not isinstance(s, schema.SavedSize)}
 
     def readers(node: Node) -> list[Node]:
         found = []
@@ -193,24 +195,24 @@ def depends(first: Convention, second: Convention) -> list[list[int]]:
     With fewer than two tangents the list is empty, which means that each depends on all.
     """
     assert second.backward is not None
-    count, primals = len(first.tangents), second.method.primals
+    count, primals = len(first.described_backward.tangents), second.method.primals
     if count < 2:
         return []
     inputs = second.forward.graph.find_nodes(op="placeholder")
     tangents = [{p.leaf} if isinstance(p, schema.InputPrimal) and p.leaf < count else set[int]() for p in primals]
     reach = {node: frozenset(own) for node, own in zip(inputs, tangents, strict=True)}
-    partition.spread(second.forward, reach)
+    partition.propagate_dependencies(second.forward, reach)
     returned = partition.output_args(second.forward)
-    for node, saved in zip(second.backward.graph.find_nodes(op="placeholder"), second.saved, strict=False):
+    for node, saved in zip(second.backward.graph.find_nodes(op="placeholder"), second.described_backward.saved, strict=False):
         if isinstance(saved, schema.SavedPrimal):
             reach[node] = reach[inputs[saved.primal]]
         elif isinstance(saved, schema.SavedOutput):
             reach[node] = reach[returned[saved.output]]
-    partition.spread(second.backward, reach)
+    partition.propagate_dependencies(second.backward, reach)
     gradients = partition.output_args(second.backward)
     leaves = sorted(p.leaf for p in first.method.primals if isinstance(p, schema.InputPrimal))
     found: dict[Any, list[int]] = {}
-    for primal, own, position in zip(primals, tangents, second.gradients, strict=True):
+    for primal, own, position in zip(primals, tangents, second.described_backward.gradients, strict=True):
         if not own and position is not None:
             of = schema.InputPrimal(leaves[primal.leaf - count]) if isinstance(primal, schema.InputPrimal) else primal
             found[of] = sorted(reach[gradients[position]])

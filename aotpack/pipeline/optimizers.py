@@ -211,4 +211,4 @@ def _with_any_size(traced: TracedMethod) -> TracedMethod:
     if method.constraints or len(method.symbols) != 1:
         raise UnsupportedError(f"The update {traced.plan.name!r} takes only some sizes: {', '.join(method.constraints)}.")
     symbols = [structs.replace(symbol, minimum=0, hint=None) for symbol in method.symbols]
-    return replace(traced, convention=replace(traced.convention, method=replace(method, symbols=symbols)))
+    return replace(traced, convention=traced.convention.changed(symbols=symbols))

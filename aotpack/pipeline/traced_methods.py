@@ -30,11 +30,11 @@ from ..capture.inputs.aliasing import replaced, separated, sharing
 from ..capture.inputs.dynamic_shapes import DynamicShapes
 from ..capture.inputs.synthetic_bases import Arrangement, Writes, arrange
 from ..capture.source_lines import of_stack
-from ..guards import one, strides, zero_one
+from ..guards import size_one, strides, zero_one
 from ..partition.rng import drawn_anew
 from . import double_backward
-from .asked import check_dynamic, check_turned_on, labelled, merged, narrowed, relations, without_one
 from .capture_remarks import remark_on, remark_on_modes
+from .check_requested import check_dynamic, check_turned_on, labelled, merged, narrowed, relations, without_one
 from .context import BuildContext
 from .gradients_only import ask_without_gradients
 from .options import MethodPlan, RandomMode
@@ -137,7 +137,7 @@ def _with_gradients(context: BuildContext, leaves: Collection[int]) -> BuildCont
 def _sets_requires_grad(convention: signature.Convention, leaves: Collection[int]) -> signature.Convention:
     given = convention.method.leaves
     marked = [structs.replace(leaf, sets_requires_grad=True) if i in leaves else leaf for i, leaf in enumerate(given)]
-    return replace(convention, method=replace(convention.method, leaves=marked))
+    return convention.changed(leaves=marked)
 
 
 def _trace_as_given(context: BuildContext, plan: MethodPlan) -> TracedMethod:
@@ -216,7 +216,7 @@ def trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangement
     with context.run.stage("partition", plan.name):
         convention = _assembled(context, arrangement, captured, used)
         stated = {*convention.method.constraints, *relations(context.shapes, convention.method.leaves)}
-        convention = replace(convention, method=replace(convention.method, constraints=sorted(stated)))
+        convention = convention.changed(constraints=sorted(stated))
     _warn_of_recomputation(context.run, plan, convention)
     if plan.role == "call":
         convention = _guarded(context, plan, convention, captured.branches)
@@ -303,7 +303,7 @@ def _with_labels(
             f"{plan.name!r} takes no size of 1 in {', '.join(refused)}: the model's operators differ there. "
             "Give the Dim min=2, or call the model in eager for one row."
         )
-    return replace(convention, method=replace(method, symbols=symbols))
+    return convention.changed(symbols=symbols)
 
 
 def _guarded(
@@ -311,7 +311,7 @@ def _guarded(
 ) -> signature.Convention:
     """Return the method with what its graphs need of sizes and strides."""
     with capture.as_traced(context.module, branches, training=plan.training), torch.set_grad_enabled(plan.grad):
-        convention = one.with_ones(context.module, context.args, context.kwargs, context.shapes, convention)
+        convention = size_one.drop_unneeded_guards(context.module, context.args, context.kwargs, context.shapes, convention)
     return _with_layouts(context, plan, _with_zero_one_guards(context, plan, convention, branches), branches)
 
 
@@ -332,7 +332,7 @@ def _with_zero_one_guards(
             f"{plan.name!r} does not take {guard.path} = {guard.size}: the model takes it, but the graph fails: {guard.reason}"
         )
     constraints = sorted({*convention.method.constraints, *(guard.constraint for guard in found)})
-    return replace(convention, method=replace(convention.method, constraints=constraints))
+    return convention.changed(constraints=constraints)
 
 
 def _with_layouts(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import structs
 from torch.fx import Node
 
 from aotpack_loader.format import schema
@@ -23,9 +24,9 @@ from ..graph.expressions import bound, render, size_expression
 from ..model import pytrees
 from . import subclass_leaves
 from .backward import ReturnedValues, describe_backward, saved_bytes
+from .convention import NOT_STORED, Convention
 from .forward_outputs import ForwardOutputs
 from .inputs import argument_values, describe_inputs
-from .method_spec import Convention, MethodSpec
 from .mutations import describe_mutations, describe_touched, written_in_checkpoints
 from .partitioned import PartitionedMethod, UserCall, fold_subclasses
 from .primals import describe_primals, mark_reads_from_storage_start, refuse_shared_state
@@ -33,7 +34,7 @@ from .result_sources import describe_sources
 from .results import describe_results, non_differentiable
 from .sizes import DataDependentSizes
 
-__all__ = ["Convention", "MethodSpec", "UserCall", "argument_values", "assemble"]
+__all__ = ["Convention", "UserCall", "argument_values", "assemble"]
 
 
 def assemble(joint: aot_autograd.Joint, parts: partition.Partitioned, call: UserCall) -> Convention:
@@ -57,7 +58,13 @@ def assemble(joint: aot_autograd.Joint, parts: partition.Partitioned, call: User
     leaves = mark_reads_from_storage_start(trace, primals, backward.saved_values, inputs.leaves)
     trace.raise_problems()
     tree, updates = _result_tree(call)
-    method = MethodSpec(
+    described = backward.described
+    if described is not None:
+        sources = describe_sources(call.returned.sources, results.described, mutations)
+        described = structs.replace(described, subclasses=gradient_subclasses, result_sources=sources)
+    method = schema.Method(
+        serves=[],
+        forward=NOT_STORED,
         inputs=inputs.tree,
         leaves=leaves,
         outputs=tree,
@@ -73,20 +80,13 @@ def assemble(joint: aot_autograd.Joint, parts: partition.Partitioned, call: User
         non_differentiable=non_differentiable(mutations, results.described),
         subclasses=output_subclasses,
         sizes=[size_expression(size.meta["val"], trace.shape_env) for size in size_inputs],
+        backward=described,
     )
     trace.raise_problems()
     return Convention(
         forward=trace.parts.forward,
         backward=trace.parts.backward,
         method=method,
-        saved=backward.saved,
-        tangents=backward.tangents,
-        gradients=backward.gradients,
-        depends=backward.depends,
-        sparse=backward.sparse,
-        tangent_writes=backward.tangent_writes,
-        result_sources=describe_sources(call.returned.sources, results.described, mutations),
-        subclasses=gradient_subclasses,
         shape_env=trace.shape_env,
         saved_bytes=saved_bytes(primals, backward.saved_values),
         written_in_checkpoints=written_in_checkpoints(trace, primals),

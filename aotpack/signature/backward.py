@@ -19,6 +19,7 @@ from .._torch.api.torch_types import StorageWeakRef, desc
 from ..graph import source_line, tensor_value, views
 from ..graph.expressions import size_expression
 from . import subclass_leaves
+from .convention import NOT_STORED
 from .forward_outputs import ForwardOutputs
 from .mutations import touched_inputs
 from .partitioned import PartitionedMethod, tensor_of
@@ -29,20 +30,12 @@ from .sizes import DataDependentSizes
 
 @dataclass(frozen=True)
 class BackwardPart:
-    """The calling convention of the backward graph.
+    """The backward's document (None: there is no backward), and its graph's outputs.
 
     ``saved_values`` pairs each saved value of the forward with the backward's placeholder for it.
-    ``gradients``: for each primal the position of its gradient among ``outputs``, or None.
-    ``depends``: the tangents that each output is computed from; empty if each depends on all.
-    ``sparse``: the gradients that are sparse tensors. ``tangent_writes``: the tangents that are written to.
     """
 
-    saved: list[schema.Saved]
-    tangents: list[schema.Tangent]
-    gradients: list[int | None]
-    depends: list[list[int]]
-    sparse: list[schema.SparseGradient]
-    tangent_writes: list[schema.TangentWrite]
+    described: schema.Backward | None
     outputs: list[Node]
     saved_values: Sequence[tuple[Node, Node]] = ()
 
@@ -65,14 +58,16 @@ def describe_backward(
     """Describe the backward, and add what it needs to the forward's outputs."""
     backward = trace.parts.backward
     if backward is None:
-        return BackwardPart([], [], [], [], [], [], [])
+        return BackwardPart(None, [])
     values = _with_copies_of_overwritten(trace, primals)
     saved = _saved(trace, primals, sizes, outputs, values)
     tangents = _tangents(trace, primals, sizes, outputs, returned)
     gradients, nodes = _gradients(trace, primals, backward)
     sparse = _sparse_gradients(trace, primals, backward, nodes)
     writes = _tangent_writes(trace, backward, nodes)
-    return BackwardPart(saved, tangents, gradients, _depends(trace, backward, nodes), sparse, writes, nodes, values)
+    depends = _depends(trace, backward, nodes)
+    described = schema.Backward(NOT_STORED, saved, tangents, gradients, depends=depends, sparse=sparse, tangent_writes=writes)
+    return BackwardPart(described, nodes, values)
 
 
 def saved_bytes(primals: Primals, values: Sequence[tuple[Node, Node]]) -> int:
@@ -251,7 +246,7 @@ def _gradients(trace: PartitionedMethod, primals: Primals, backward: GraphModule
     """Return for each primal the position of its gradient among the backward's outputs, and these outputs."""
     kept: list[Node] = []
     gradients: list[int | None] = []
-    values = partition.output_args(backward)[: len(trace.joint.primal_descriptors)]
+    values = partition.output_args(backward)[trace.outputs.of_backward.gradient_values]
     for i, value in enumerate(values):
         if i in primals.dropped:
             continue
@@ -268,10 +263,9 @@ def _sparse_gradients(
     trace: PartitionedMethod, primals: Primals, backward: GraphModule, kept: list[Node]
 ) -> list[schema.SparseGradient]:
     """Add the indices of sparse gradients to the outputs of the backward, and describe these gradients."""
-    count = len(trace.joint.primal_descriptors)
     found = []
-    sparse = trace.joint.sparse_gradients
-    for gradient, indices in zip(sparse, partition.output_args(backward)[count : count + len(sparse)], strict=True):
+    added = partition.output_args(backward)[trace.outputs.of_backward.sparse_indices]
+    for gradient, indices in zip(trace.joint.sparse_gradients, added, strict=True):
         if gradient not in primals.dropped:
             found.append(schema.SparseGradient(primals.index(gradient), len(kept)))
             kept.append(indices)  # type: ignore[arg-type]
@@ -280,9 +274,9 @@ def _sparse_gradients(
 
 def _tangent_writes(trace: PartitionedMethod, backward: GraphModule, kept: list[Node]) -> list[schema.TangentWrite]:
     """Add the new values of written tangents to the outputs of the backward, and describe the writes."""
-    tangents = trace.joint.tangent_writes
     found = []
-    for tangent, value in zip(tangents, partition.output_args(backward)[-len(tangents) :] if tangents else [], strict=True):
+    added = partition.output_args(backward)[trace.outputs.of_backward.tangent_values]
+    for tangent, value in zip(trace.joint.tangent_writes, added, strict=True):
         found.append(schema.TangentWrite(tangent, len(kept)))
         kept.append(value)  # type: ignore[arg-type]
     return found
@@ -298,7 +292,7 @@ def _depends(trace: PartitionedMethod, backward: GraphModule, gradients: Sequenc
     reach: dict[Node, frozenset[int]] = {
         part: frozenset([i]) for i, node in enumerate(trace.tangents) for part in subclass_leaves.plain(node)
     }
-    partition.spread(backward, reach)
+    partition.propagate_dependencies(backward, reach)
     found = [sorted(reach[value]) for value in gradients]
     return [] if all(len(tangents) == len(trace.tangents) for tangents in found) else found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from aotpack_loader.errors import Problem, UnsupportedError
 from .. import partition
 from .._torch.api.torch_types import ShapeEnv, ViewAndMutationMeta
 from .._torch.tracing import aot_autograd
+from .._torch.tracing.joint_outputs import JointOutputs
 from ..capture.container_changes import Containers
 from ..capture.inputs.synthetic_bases import Arrangement
 from ..capture.returned import Returned
@@ -71,28 +72,30 @@ class PartitionedMethod:
     def shape_env(self) -> ShapeEnv | None:
         return self.joint.shape_env
 
+    @cached_property
+    def outputs(self) -> JointOutputs:
+        """Where values are among the outputs of the forward (``of_forward``) and of the backward (``of_backward``)."""
+        primals = len(self.joint.primal_descriptors)
+        return replace(self.joint.outputs, forward=len(self.parts.forward_outputs), gradients=primals)
+
     @property
     def mutated_values(self) -> Sequence[object]:
         """The forward's outputs that AOTAutograd writes back to inputs, one for each mutated input."""
-        return self.parts.forward_outputs[: self._num_mutated]
+        return self.parts.forward_outputs[self.outputs.of_forward.mutated_values]
 
     @property
     def result_values(self) -> Sequence[Any]:
         """The forward's outputs that are the model's results."""
-        return self.parts.forward_outputs[self._num_mutated : self._num_mutated + len(self.metadata.output_info)]
+        return self.parts.forward_outputs[self.outputs.of_forward.result_values]
 
     @property
     def base_values(self) -> Sequence[Any]:
         """The forward's outputs that are bases of views, and no results."""
-        return self.parts.forward_outputs[self._num_mutated + len(self.metadata.output_info) :]
-
-    @property
-    def _num_mutated(self) -> int:
-        return int(self.metadata.num_mutated_inp_runtime_indices)
+        return self.parts.forward_outputs[self.outputs.of_forward.base_values]
 
     def result_chain(self, i: int) -> Any:
         """The view chain of result ``i``, as it was before equal views were merged."""
-        return self.parts.chains[self._num_mutated + i]
+        return self.parts.chains[self.outputs.of_forward.result_values][i]
 
     def updated_value(self, index: int) -> Node | None:
         """The new value of AOTAutograd's input ``index``, or None if the model does not change it."""

@@ -43,6 +43,7 @@ from ..refusals.dirty_arguments import DirtyArguments
 from ..refusals.gradient_writes import refused_gradient_writes
 from .dynamo import COMPARES, SIDE_EFFECTS
 from .fake_run import VersionedWrites
+from .joint_outputs import JointOutputs
 
 Decompositions = dict[Any, Callable[..., Any]]
 ObserveResults = Callable[[Any, list[Any]], list[Any]]
@@ -83,25 +84,18 @@ class Joint:
     tangent_writes: tuple[int, ...] = ()
 
     @property
-    def num_forward_outputs(self) -> int:
-        """Number of the joint graph's outputs that belong to the forward: effect tokens, mutated
-        values, results, bases.
-        """
-        return self.tokens + self.num_forward
-
-    @property
-    def num_gradients(self) -> int:
-        """Number of gradients that the backward returns, None included: one for each primal, or for
-        each part of a subclass.
-        """
-        if self.gradient_metas is None:
-            return len(self.primal_descriptors)
-        return sum(getattr(meta, "arg_count", 1) for meta in self.gradient_metas)
-
-    @property
-    def num_backward_outputs(self) -> int:
-        """Number of the joint graph's outputs that belong to the backward, without effect tokens."""
-        return self.num_gradients + len(self.sparse_gradients) + len(self.tangent_writes)
+    def outputs(self) -> JointOutputs:
+        """Where values are among the graph's outputs."""
+        metas, metadata = self.gradient_metas, self.metadata
+        return JointOutputs(
+            tokens=self.tokens,
+            mutated=int(metadata.num_mutated_inp_runtime_indices),
+            results=len(metadata.output_info),
+            forward=self.num_forward,
+            gradients=len(self.primal_descriptors) if metas is None else sum(getattr(m, "arg_count", 1) for m in metas),
+            sparse=len(self.sparse_gradients),
+            written=len(self.tangent_writes),
+        )
 
     def touches(self, descriptor: desc.AOTInput) -> bool | None:
         """Whether running the model moves the version counter of an input; None if that is not

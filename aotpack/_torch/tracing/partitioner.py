@@ -53,7 +53,7 @@ def partition(
         if split is min_cut_rematerialization_partition:
             _save_costly_complex(joint.graph_module)
         fix_graph("partitioner", joint.graph_module)
-        keyword = {"num_fwd_outputs": joint.num_forward_outputs + added, "static_lifetime_input_indices": static}
+        keyword = {"num_fwd_outputs": joint.outputs.forward_values.stop + added, "static_lifetime_input_indices": static}
         return split(joint.graph_module, None, **keyword)
 
 

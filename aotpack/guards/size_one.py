@@ -7,7 +7,6 @@ in order to compute strides. The model may ask as well, in order to see whether 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ Guards = Mapping[str, Sequence[str]]
 """By symbol: the constraints that involve only this symbol and refuse 1."""
 
 
-def with_ones(
+def drop_unneeded_guards(
     model: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -131,7 +130,7 @@ def _free(convention: signature.Convention, names: Sequence[str], guards: Guards
         for symbol in convention.method.symbols
     ]
     kept = [text for text in convention.method.constraints if text not in dropped]
-    return replace(convention, method=replace(convention.method, symbols=symbols, constraints=kept))
+    return convention.changed(symbols=symbols, constraints=kept)
 
 
 def _refuses_one_alone(constraint: str, symbol: str) -> bool:

@@ -14,8 +14,7 @@ from aotpack_loader.format.labels import Labels, sources_of
 from .. import signature
 from .._torch.api.fake_tensors import Bounds
 from ..capture.inputs.dynamic_shapes import DynamicShapes
-from ..guards import one
-from ..signature.method_spec import MethodSpec
+from ..guards import size_one
 
 
 def check_turned_on(convention: signature.Convention) -> None:
@@ -59,7 +58,7 @@ def check_dynamic(
         elif size in ranges:
             ends = [end for end in (bounds.minimum, bounds.maximum) if end is not None]
             narrower = [*_narrower(where, ranges[size], bounds.minimum, bounds.maximum)]
-            refused = [text for text in constraints for end in ends if not one.allows(text, size, end)]
+            refused = [text for text in constraints for end in ends if not size_one.allows(text, size, end)]
             if refused and not narrower:  # a narrower range says the same
                 allowed = ", ".join(map(labels.text, dict.fromkeys(refused)))
                 problems.append(Problem(where, f"dynamic_shapes allows more than the model: {allowed}"))
@@ -112,7 +111,7 @@ def _only_size(symbol: schema.Symbol | None, constraints: Sequence[str]) -> int 
     return symbol.hint if symbol is not None and f"({symbol.name} == {symbol.hint})" in constraints else None
 
 
-def check_target(shapes: DynamicShapes, methods: Mapping[str, MethodSpec], target: schema.Target) -> None:
+def check_target(shapes: DynamicShapes, methods: Mapping[str, schema.Method], target: schema.Target) -> None:
     """Check that a target's code takes the sizes that the user asked for, as far as the graphs take them.
 
     The ends of each range are tried, the example's size, and those around it.
@@ -135,7 +134,7 @@ def check_target(shapes: DynamicShapes, methods: Mapping[str, MethodSpec], targe
         )
 
 
-def _tried(method: MethodSpec, size: str, bounds: Bounds) -> Iterator[int]:
+def _tried(method: schema.Method, size: str, bounds: Bounds) -> Iterator[int]:
     """Sizes of the range that a user gave, or that a method takes, for the symbol ``size``."""
     for symbol in method.symbols:
         if symbol.name == size and symbol.hint is not None:
@@ -145,7 +144,7 @@ def _tried(method: MethodSpec, size: str, bounds: Bounds) -> Iterator[int]:
             yield from sorted(count for count in tried if count >= low and (high is None or count <= high))
 
 
-def _narrows(text: str, method: MethodSpec, size: str, count: int) -> bool:
+def _narrows(text: str, method: schema.Method, size: str, count: int) -> bool:
     """Whether a target's constraint excludes a size that the method takes, with the example's other sizes."""
     sizes = {symbol.name: symbol.hint for symbol in method.symbols if symbol.hint is not None} | {size: count}
     texts = [text, *method.constraints]
@@ -191,7 +190,7 @@ def without_one(
         size: where
         for where, size, bounds in reversed([*_declared_sizes(shapes, leaves)])
         if bounds.minimum is None and size in ranges and isinstance(size, str)
-        if ranges[size].minimum > 1 or not all(one.allows(text, size, 1) for text in constraints)
+        if ranges[size].minimum > 1 or not all(size_one.allows(text, size, 1) for text in constraints)
     }
     return sorted(found.values())
 
