@@ -28,7 +28,7 @@ from ..writer.bundle import BlobStore, Existing, TargetEntry, write_bundle
 from ..writer.cache import CompileCache
 from .documents import as_a_loader
 from .progress import BuildReport, Run
-from .provenance import Papers
+from .provenance import AttachmentRequest
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class BundleInProgress:
     """A bundle that is being made.
 
     ``out`` is its path and ``layout`` its form. ``producer`` names the versions that make it.
-    ``fixes`` returns what a target's toolchain record says about the torch fixes. ``papers`` are the
+    ``fixes`` returns what a target's toolchain record says about the torch fixes. ``requested`` are the
     documents that are written beside the bundle.
     """
 
@@ -47,7 +47,7 @@ class BundleInProgress:
     cache: CompileCache
     out: Path | str
     layout: Literal["file", "directory"]
-    papers: Papers = field(default_factory=Papers)
+    requested: AttachmentRequest = field(default_factory=AttachmentRequest)
 
 
 def compile_targets(
@@ -120,7 +120,7 @@ def write(
             completed,
             layout=in_progress.layout,
             existing=existing,
-            beside=lambda index: in_progress.papers.attachments(index, program, completed),
+            attachments=lambda index: in_progress.requested.attachments(index, program, completed),
         )
     if cache.hits:
         run.note(f"{cache.hits} of {cache.hits + cache.misses} compiled graphs came from the cache")

@@ -49,7 +49,7 @@ from .materials import Material, materials_of
 from .options import FRONT_ENDS, UNNAMED_BUILDER, Options, RandomMode
 from .preflight import check_args, check_build, check_compile
 from .progress import BuildReport, Observer, Run
-from .provenance import COMPILE_TYPE, Papers
+from .provenance import COMPILE_TYPE, AttachmentRequest
 from .selftest import record
 from .specializations import specialize
 from .traced_methods import TracedMethod
@@ -162,13 +162,13 @@ def build(
     asked = Options(**{given: value for given, value in locals().items() if given not in ("model", "args", "kwargs")})
     options, chosen = check_build(asked, lambda: check_args(args, optional=bool(asked.functions)))
     run = Run(observer)
-    papers = _papers(model, options)
+    requested = _attachment_request(model, options)
     fixes = _checked_torch(run, chosen, allow_untested_torch)
     if tune:
         finish.tune(run, chosen)
     options, example = functions.with_call(options, model, args, dict(kwargs or {}), dynamic_shapes)
     with BlobStore(out) as store, contextlib.ExitStack() as passing:
-        in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(cache), out, layout, papers)
+        in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(cache), out, layout, requested)
         with _traceable(run, example, options) as example:
             traced = classes.trace(run, example, options, chosen, passing, model)
             made = _compiled(in_progress, traced, specializations, name=name, self_test=self_test)
@@ -183,12 +183,12 @@ def build(
     return _with_methods(report, traced[0].methods, options)
 
 
-def _papers(model: torch.nn.Module | Callable[..., Any], options: Options) -> Papers:
+def _attachment_request(model: torch.nn.Module | Callable[..., Any], options: Options) -> AttachmentRequest:
     """Return what to write beside the bundle."""
-    papers = Papers(options.provenance, options.sbom, options.builder)
-    if not (papers.provenance or papers.sbom):
-        return papers
-    return replace(papers, parameters=options.recorded(), materials=materials_of(model, options.entry))
+    requested = AttachmentRequest(options.provenance, options.sbom, options.builder)
+    if not (requested.provenance or requested.sbom):
+        return requested
+    return replace(requested, parameters=options.recorded(), materials=materials_of(model, options.entry))
 
 
 @contextlib.contextmanager
@@ -346,7 +346,7 @@ def compile_bundle(
         trusted = decide_trust(opened.digest, trust, opened)
         with run.stage("restore"):
             graphs = specialize(reopen.graphs_of(opened), specializations)
-        papers = Papers(
+        requested = AttachmentRequest(
             provenance,
             sbom,
             builder,
@@ -355,7 +355,7 @@ def compile_bundle(
             [Material(opened.program.name, hex_part(opened.digest))],
             [TargetEntry(found.target, found.platform, found.manifest.layers) for found in opened.manifests.values()],
         )
-        in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(cache), out, layout, papers)
+        in_progress = finish.BundleInProgress(run, _producer(), fixes, store, CompileCache(cache), out, layout, requested)
         with reopen.deterministic_algorithms(reopen.uses_deterministic_algorithms(opened.program)):
             entries = finish.compile_targets(in_progress, chosen, graphs, opened.program.state, opened.origins())
         kept = reopen.keep(opened, store)

@@ -21,9 +21,9 @@ from aotpack_loader.signing import documents
 
 from .. import __version__
 from ..writer.bundle import TargetEntry
-from .bill import bill_of_materials
 from .materials import Material, tools
 from .options import UNNAMED_BUILDER
+from .sbom import bill_of_materials
 
 SLSA: Final = "https://slsa.dev/provenance/v1"
 BUILD_TYPE: Final = "https://aotpack.dev/build/v1"
@@ -35,7 +35,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Papers:
+class AttachmentRequest:
     """Which documents to write beside a bundle, and what they say of how it was made.
 
     ``builder`` is a URI of who runs the build. ``parameters`` are the options of the build. ``kept``

@@ -241,13 +241,13 @@ def write_bundle(
     *,
     layout: Literal["file", "directory"] = "file",
     existing: Existing | None = None,
-    beside: Callable[[Descriptor], Sequence[NewAttachment]] | None = None,
+    attachments: Callable[[Descriptor], Sequence[NewAttachment]] | None = None,
 ) -> str:
     """Write a bundle to ``out`` and return its digest.
 
     A path that ends in ``/`` asks for a directory. With ``existing``, the program is that of the
     existing bundle, and ``targets`` come after its targets. Only blobs that a target lists are
-    written. ``beside`` makes the bundle's attachments from the descriptor of its index. ``out`` does
+    written. ``attachments`` makes the bundle's attachments from the descriptor of its index. ``out`` does
     not change before the bundle is complete. After an exception, no files remain.
 
     Raises:
@@ -255,7 +255,7 @@ def write_bundle(
     """
     path, as_directory = check_destination(out, layout)
     index, digests = _documents(store, program, targets, existing)
-    added = list(beside(index)) if beside is not None else []
+    added = list(attachments(index)) if attachments is not None else []
     for blob in (blob for each in added for blob in each.blobs.values()):
         digests.add(store.add_bytes(blob, "").digest)
     top = top_index(index, [each.descriptor for each in added])

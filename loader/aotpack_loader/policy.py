@@ -108,7 +108,7 @@ class BoundRule:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class PolicyDecision:
     """What a rule says about a bundle: why its native code may run (or nothing), and what breaks the rule."""
 
     rule: BoundRule
@@ -155,7 +155,7 @@ def rules_for(source: str, argument: str | os.PathLike[str] | None = None) -> li
     return [_bind(path, read_policy(path), source) for path in dict.fromkeys(named)]
 
 
-def judge(bundle: Bundle, rules: Sequence[BoundRule], trust: str | Collection[str] | None = None) -> list[Judgement]:
+def judge(bundle: Bundle, rules: Sequence[BoundRule], trust: str | Collection[str] | None = None) -> list[PolicyDecision]:
     """Return what each rule says about an open bundle. Nothing of the bundle but documents is read."""
     accepted = {str(rule): _accepted(bundle, rule) for rule in rules}
     vouched = next((reason for reason, _ in accepted.values() if reason), "")
@@ -164,7 +164,7 @@ def judge(bundle: Bundle, rules: Sequence[BoundRule], trust: str | Collection[st
     for rule in rules:
         reason, problems = accepted[str(rule)]
         limits = _beyond_limits(bundle, rule.rule) if untrusted and rule.rule.mode != "off" else []
-        found.append(Judgement(rule, reason, (*problems, *limits)))
+        found.append(PolicyDecision(rule, reason, (*problems, *limits)))
     return found
 
 
@@ -252,7 +252,7 @@ def _beyond_limits(bundle: Bundle, rule: Rule) -> list[Problem]:
     return found
 
 
-def _labelled(judgement: Judgement) -> list[Problem]:
+def _labelled(judgement: PolicyDecision) -> list[Problem]:
     return [Problem(str(judgement.rule), str(problem)) for problem in judgement.problems]
 
 

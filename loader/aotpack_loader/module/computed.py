@@ -24,7 +24,7 @@ def computes_parameter(hook: Any) -> bool:
     return any((kind.__module__, kind.__qualname__) in _TOOLS for kind in type(hook).__mro__)
 
 
-def is_ingredient(name: str, held: Container[str]) -> bool:
+def feeds_parametrization(name: str, held: Container[str]) -> bool:
     """Whether ``name`` is what such a hook computes one of the parameters ``held`` from, such as ``weight_mask``."""
     base, _, end = name.rpartition("_")
     return base in held and end in _ENDINGS

@@ -281,9 +281,9 @@ class Watched(nn.Module):
     def _aotpack_refuse_new(self, name: str, tensor: Any, kind: str) -> None:
         held = vars(self).get("_aotpack_held")
         if held is not None and name not in held and tensor is not None:
-            from .computed import is_ingredient  # only where something is added
+            from .computed import feeds_parametrization  # only where something is added
 
-            if not is_ingredient(name, held):
+            if not feeds_parametrization(name, held):
                 raise refusal(_join(self._aotpack_path, name), f"a {kind} cannot be added; nothing would read it", _WRAP)
 
     register_forward_pre_hook = _checked_registration("register_forward_pre_hook")

@@ -119,7 +119,7 @@ def _is_laid_out_otherwise(expected: Expected, value: Any) -> bool:
     return expected.mismatch(value).startswith("expected strides") and value.dim() in (4, 5)
 
 
-THAWED = "was frozen when the bundle was built and now requires a gradient, for which there is no code"
+UNFROZEN_MESSAGE = "was frozen when the bundle was built and now requires a gradient, for which there is no code"
 
 
 class Expected:
@@ -150,5 +150,5 @@ class Expected:
         if value.is_neg() or (self.complex and value.is_conj()):
             return "is lazily negated or conjugated; compiled code reads memory: resolve it first"
         if self.frozen and value.requires_grad and torch.is_grad_enabled():
-            return THAWED
+            return UNFROZEN_MESSAGE
         return ""

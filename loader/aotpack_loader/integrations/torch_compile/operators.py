@@ -22,7 +22,7 @@ from ...runtime.call import MethodCall
 from ...runtime.expectations import Expected
 from ...runtime.inputs import TensorCheck
 from ...runtime.memory import extent
-from ...runtime.state import THAWED
+from ...runtime.state import UNFROZEN_MESSAGE
 from .methods import MethodSignature, methods_of
 
 _ADDRESSES: Final = 1 << 47
@@ -245,7 +245,7 @@ def _lost_gradients(call: _Call, state: Sequence[Tensor]) -> Iterator[Problem]:
             yield check.lost_gradient()
     for name, value in zip(call.signature.names, state, strict=True):
         if call.call.state.expected[name].frozen and value.requires_grad:
-            yield Problem(name, THAWED)
+            yield Problem(name, UNFROZEN_MESSAGE)
 
 
 @operator("aotpack::backward")

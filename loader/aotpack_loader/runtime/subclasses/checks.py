@@ -12,7 +12,7 @@ from ...errors import Problem
 from ...format import schema
 from ..inputs import Check, Environment, Inputs, TensorCheck
 from ..memory import is_on
-from ..state import THAWED, Expected, State
+from ..state import UNFROZEN_MESSAGE, Expected, State
 from ..tree import MISSING
 from .wrappers import Classes, Wrapper
 
@@ -128,4 +128,4 @@ class ExpectedSubclass(Expected):
             return f"{path}: {message}" if path else message
         if not is_on(value, self.device):
             return f"expected it on {self.device}, got it on {value.device}"
-        return THAWED if self.frozen and value.requires_grad and torch.is_grad_enabled() else ""
+        return UNFROZEN_MESSAGE if self.frozen and value.requires_grad and torch.is_grad_enabled() else ""
