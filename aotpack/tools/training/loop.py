@@ -29,22 +29,22 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run was asked for; the options of the command. ``optimizer`` empty: the only one of the bundle."""
+    """What a run was asked for: the options of the command, which has the defaults. ``optimizer`` empty: the only one."""
 
     bundle: Path
     data: str
     out: Path
-    epochs: int = 1
-    checkpoint_every: int = 1000
-    batch_size: int | None = None
-    steps_per_epoch: int | None = None
-    seed: int = 0
-    lr: float | None = None
-    schedule: Schedule = "constant"
-    warmup: int = 0
-    clip_grad_norm: float | None = None
-    optimizer: str = ""
-    log_every: int = 1
+    epochs: int
+    checkpoint_every: int
+    batch_size: int | None
+    steps_per_epoch: int | None
+    seed: int
+    lr: float | None
+    schedule: Schedule
+    warmup: int
+    clip_grad_norm: float | None
+    optimizer: str
+    log_every: int
 
 
 @dataclass(frozen=True)
