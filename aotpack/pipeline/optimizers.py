@@ -68,12 +68,12 @@ def check_gradients(methods: Sequence[TracedMethod], optimizers: Mapping[str, sc
         UnsupportedError: lists the parameters whose optimizer does not.
     """
     found: dict[str, set[bool]] = {}  # by parameter, whether its gradients are sparse
-    for convention in (one.convention for one in methods):
-        sparse = {gradient.primal for gradient in convention.sparse}
-        for i, output in enumerate(convention.gradients):
-            primal = convention.method.primals[i]
-            if output is not None and isinstance(primal, schema.ParameterPrimal):
-                found.setdefault(primal.name, set()).add(i in sparse)
+    for method in (one.convention.method for one in methods):
+        if method.backward is not None:
+            sparse = {gradient.primal for gradient in method.backward.sparse}
+            for i, (primal, output) in enumerate(zip(method.primals, method.backward.gradients, strict=True)):
+                if output is not None and isinstance(primal, schema.ParameterPrimal):
+                    found.setdefault(primal.name, set()).add(i in sparse)
     problems = []
     for optimizer in optimizers.values():
         for update in optimizer.updates:
