@@ -9,12 +9,12 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 
-from ..devices.generator import random_state
+from ..devices.generator import has_generator, random_state
 from ..errors import CheckpointError, Problem
 from .document import (
     CheckpointDocument,
@@ -57,13 +57,9 @@ class NamedState:
         self.name_of = first
 
     def devices(self) -> dict[str, torch.device]:
-        """The devices with generators that hold the tensors, other than the CPU, one of each kind."""
+        """The devices of the tensors that have generators of their own, one of each kind."""
         found = {tensor.device.type: tensor.device for tensor in self.tensors.values()}
-        return {kind: device for kind, device in found.items() if kind not in _WITHOUT_GENERATOR}
-
-
-_WITHOUT_GENERATOR: Final = ("cpu", "meta", "xla")
-"""torch_xla keeps the seed of its devices itself."""
+        return {kind: device for kind, device in found.items() if has_generator(device)}
 
 
 class Saving:

@@ -14,12 +14,16 @@ _WORDS: Final = 624
 """Numbers in the state of a Mersenne twister."""
 
 
+def has_generator(device: torch.device) -> bool:
+    """Whether a device has a generator of its own. XLA devices draw from a seed that each call gets."""
+    return device.type not in ("cpu", "xla", "meta")
+
+
 def random_state(device: torch.device = _CPU) -> torch.Tensor:
     """The state of a device's default generator: a uint8 tensor that only :func:`exchange_random_state` can read."""
-    if device.type == "cpu":
+    if not has_generator(device):
         return torch.get_rng_state()
-    module = torch.get_device_module(device)
-    state: torch.Tensor = module.get_rng_state(*_of(device))
+    state: torch.Tensor = torch.get_device_module(device).get_rng_state(*_of(device))
     return state
 
 
@@ -32,7 +36,7 @@ def exchange_random_state(state: torch.Tensor, device: torch.device = _CPU) -> t
     before = random_state(device)
     try:
         state = state.clone()  # what was checked cannot change before it is used
-        if device.type != "cpu":
+        if has_generator(device):
             torch.get_device_module(device).set_rng_state(state, *_of(device))
             return before
         torch.set_rng_state(state)

@@ -292,9 +292,14 @@ def _moved(tensor: torch.Tensor, device: torch.device, bases: dict[int, torch.Te
     Raises:
         TargetError: the device does not take it.
     """
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, metadata = tensor.__tensor_flatten__()
+        parts = {name: _moved(getattr(tensor, name), device, bases) for name in names}
+        whole: torch.Tensor = type(tensor).__tensor_unflatten__(parts, metadata, tensor.shape, tensor.stride())  # type: ignore[attr-defined]
+        return whole
     try:
-        if type(tensor) is not torch.Tensor or not tensor.numel():
-            return tensor.to(device)
+        if not tensor.numel():
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         storage = tensor.untyped_storage()
         if (base := bases.get(storage.data_ptr())) is None:
             whole = tensor.as_strided((storage.nbytes() // tensor.itemsize,), (1,), 0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..devices.generator import exchange_random_state, random_state
 from ..errors import AutogradError, Problem
 from ..format import schema
 from .names import primal_name
@@ -40,7 +41,7 @@ class SecondDerivative:
 
     def before(self, primals: Sequence[torch.Tensor]) -> Before:
         """Version counters and generator state, to be taken before the forward runs."""
-        return [primals[i]._version for i in self._watched], torch.get_rng_state() if self._random else None
+        return [primals[i]._version for i in self._watched], random_state(self._device) if self._random else None
 
     def __call__(
         self, primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor], received: set[int], before: Before
@@ -67,6 +68,8 @@ class SecondDerivative:
         with torch.autocast(self._device.type, dtype=dtype, enabled=self._autocast is not None):
             if generator is None:
                 return list(self._run(arguments, {}, state))
-            with torch.random.fork_rng(devices=[]):
-                torch.set_rng_state(generator)
+            current = exchange_random_state(generator, self._device)
+            try:
                 return list(self._run(arguments, {}, state))
+            finally:
+                exchange_random_state(current, self._device)
