@@ -138,15 +138,6 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 ``view``, because some operators return other strides than they were traced with."""
 
 
-def _where(condition: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    place = right.device if left.is_cpu else left.device
-    return torch.ops.aten.where.self(condition if condition.dim() else condition.to(place), left, right)  # type: ignore[no-any-return]
-
-
-ELSEWHERE: dict[str, Callable[..., Any]] = {"aten.where.self": _where}
-"""What stands in for operators on devices other than the CPU. Of numbers of an optimizer, which are on the CPU, torch takes
-all but a condition."""
-
 MATH_NAMESPACES: Final = frozenset({"aten", "prims"})
 TORCH_NAMESPACES: Final = frozenset({
     "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_inductor_test", "_native", "_native_aot", "_quantized",

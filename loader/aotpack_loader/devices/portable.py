@@ -6,7 +6,6 @@ It needs no native code, so it is the safe target. It is also the reference for 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,8 @@ from .._torch_compat import profiled, profiler_is_on
 from ..archive.bundle import Bundle
 from ..errors import CorruptBundleError, TargetError, TrustError
 from ..format import schema
-from . import operators
-from .base import CpuDevice
-from .generator import exchange_random_state, random_state
+from . import elsewhere, operators
+from .base import CpuDevice, Executable
 from .literals import literal
 
 if TYPE_CHECKING:
@@ -43,6 +41,7 @@ class PortableExecutable:
         self._device, self._refused = device, refused
         self._nodes = [(node.name, node.op) for node in graph.nodes]
         self._subgraphs = {name: self._subgraph(sub, declared) for name, sub in graph.subgraphs.items()}
+        self._values = {} if device.type == "cpu" else elsewhere.values_of(graph)
         self._slots = {name: i for i, name in enumerate(graph.inputs)}
         self._count_inputs = len(graph.inputs)
         for node in graph.nodes:
@@ -107,10 +106,8 @@ class PortableExecutable:
 
     def _instruction(self, node: schema.Node, declared: Collection[str], last_use: dict[str, list[int]]) -> Any:
         function = self._implementation(node, declared)
-        if self._device.type != "cpu":
-            function = operators.ELSEWHERE.get(node.op, function)
-            if function in (random_state, exchange_random_state):
-                function = partial(function, device=self._device)
+        if self._values:
+            function = elsewhere.implementation(node, function, self._device, self._values)
         operators.check_arguments(node, declared)
         args = self._argument_reader(node.args)
         kwargs = self._dict_builder(node.kwargs) if node.kwargs else None
@@ -252,7 +249,7 @@ class PortableDevice(CpuDevice):
         steps = [step for result in results if isinstance(result, schema.AliasResult) for step in result.view]
         refuse_unlisted({step.op for step in steps}, (), self._untrusted, bundle.digest)
 
-    def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> PortableExecutable:
+    def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> Executable:
         """The graph itself.
 
         Raises:
@@ -275,7 +272,10 @@ class PortableDevice(CpuDevice):
 
         executable = self._executable(program, declared, refused)
         executable.event_names = lambda: _event_names(self._bundle, key, program)
-        return executable
+        if self.device.type == "cpu":
+            return executable
+        results = [r for name, method in self._bundle.program.methods.items() if key == f"{name}.forward" for r in method.results]
+        return elsewhere.with_strided_results(executable, program, results, self.device)
 
     def _executable(self, program: schema.Graph, declared: Collection[str], refused: Refused) -> PortableExecutable:
         if not self._untrusted:
