@@ -199,7 +199,7 @@ WRONG: list[tuple[str, Change, list[str]]] = [
     (
         "device",
         lambda a, k: a.__setitem__(0, a[0].to("meta")),
-        ["x: expected float32[batch=2..8,4], got float32[5,4] on meta"],
+        ["x: expected float32[batch=2..8,4] on cpu, got float32[5,4] on meta; move it with .to('cpu')"],
     ),
     ("a number", lambda a, k: a.__setitem__(0, 3), ["x: expected float32[batch=2..8,4], got int 3"]),
     ("none", lambda a, k: a.__setitem__(0, None), ["x: expected float32[batch=2..8,4], got NoneType None"]),

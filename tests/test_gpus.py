@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aotpack
-from aotpack_loader.errors import InputError, TargetError, UnsupportedError
+from aotpack_loader.errors import InputError, UnsupportedError
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
@@ -91,11 +91,24 @@ def test_a_loaded_module_names_what_is_on_a_gpu(tiny_bundle: Path) -> None:
     expected = loaded(x, scale=scale)["loss"]
     with pytest.raises(InputError, match=r"(?s)linear.weight: expected torch.float32\[3, 4\] on cpu.*on cuda:0"):
         copy.deepcopy(loaded).cuda()(x, scale=scale)
-    with pytest.raises(InputError, match=r"x: expected float32\[5,4\], got float32\[5,4\] on cuda:0"):
+    with pytest.raises(InputError, match=r"x: expected float32\[5,4\] on cpu, got float32\[5,4\] on cuda:0"):
         loaded(x.cuda(), scale=scale)
     assert torch.equal(loaded.cuda().cpu()(x, scale=scale)["loss"], expected)
-    with pytest.raises(TargetError, match="on 'cpu' and 'xla'; device=cuda was asked for"):
-        aotpack.load(tiny_bundle, device="cuda")
+
+
+@needs_gpu
+def test_portable_graphs_run_on_a_gpu(tiny_bundle: Path, tiny_model: nn.Module) -> None:
+    """The rest of what happens there is tested on another device (tests/second_device)."""
+    x, scale = torch.randn(5, 4), torch.randn(5, 1)
+    loaded = aotpack.load(tiny_bundle, device="cuda")
+    loss = loaded(x.cuda(), scale=scale.cuda())["loss"]
+    loss.backward()
+    model = copy.deepcopy(tiny_model)
+    expected = model(x, scale=scale)["loss"]
+    expected.backward()
+    torch.testing.assert_close(loss.cpu(), expected)
+    for found, parameter in zip(loaded.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(found.grad.cpu(), parameter.grad)
 
 
 @needs_gpu

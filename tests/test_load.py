@@ -326,9 +326,15 @@ def test_a_target_the_bundle_does_not_have(tiny_bundle: Path, backend: str) -> N
     assert "It has: portable." in str(caught.value)
 
 
-@pytest.mark.parametrize("device", ["cuda", "meta", torch.device("cuda", 1)])
-def test_a_device_that_is_not_supported(tiny_bundle: Path, device: Any) -> None:
-    with pytest.raises(TargetError, match=f"device={device}"):
+@pytest.mark.parametrize("device", ["cuda:77", torch.device("xpu", 77), "hpu"])
+def test_a_device_that_is_not_there(tiny_bundle: Path, device: Any) -> None:
+    with pytest.raises(TargetError, match=rf"(?s)device={device}: torch .* has no such device here: .*\.\nHere are cpu"):
+        aotpack.load(tiny_bundle, device=device)
+
+
+@pytest.mark.parametrize("device", ["meta", "xla"])
+def test_devices_without_memory_need_targets_of_their_own(tiny_bundle: Path, device: str) -> None:
+    with pytest.raises(TargetError, match=f"(?s)portable: needs tensors with memory.*device='{device}'.*'xla' behind XLA"):
         aotpack.load(tiny_bundle, device=device)
 
 

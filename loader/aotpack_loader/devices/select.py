@@ -84,7 +84,9 @@ def select(bundle: Bundle, options: LoadOptions, unusable: Mapping[str, Director
     raise TargetError(
         "No target of this bundle can run here." if backend is None else f"The target {backend!r} cannot run here.",
         [Problem(name, reason) for name, reason in rejected.items()],
-        hint="Load with backend='portable' where the bundle has it, or build a target for this machine.",
+        hint="Load with backend='portable' where the bundle has it, or build a target for this machine."
+        if device is None
+        else "Build a target for that device ('portable' runs on those of torch, 'xla' behind XLA), or load without device=.",
     )
 
 
@@ -206,7 +208,9 @@ def _parse_device(device: str | torch.device | None) -> torch.device | None:
         return torch.empty(0, device=device).device
     except (AssertionError, ImportError, RuntimeError) as error:  # as torch is built without it, or finds none
         reason = str(error).strip().partition("\n")[0].partition(". ")[0].removesuffix(".")
-        raise TargetError(f"torch {torch.__version__} has no device {device} here: {reason}", hint=_available()) from error
+        raise TargetError(
+            f"device={device}: torch {torch.__version__} has no such device here: {reason}.", hint=_available()
+        ) from error
 
 
 def _available() -> str:
