@@ -45,8 +45,9 @@ def load(
             (``"oci://host/repository:tag"``), which is pulled to the cache. That needs
             ``aotpack-loader[registry]``. Files of other stores (``s3://``, ``gs://``) come through
             fsspec.
-        device: where to run. ``"cpu"``, or an XLA device (``"xla"``, ``"xla:1"``), which then holds
-            parameters and buffers. None: the CPU, or the device of a target named by ``backend``.
+        device: where to run, and where parameters and buffers are then. ``"cpu"``; any other device
+            that this torch has (``"cuda:1"``, ``"mps"``), where the portable graphs run; or an XLA device
+            (``"xla"``). None: the CPU, or the device of a target named by ``backend``.
         backend: a target by name (``"cpu:x86-64-v3"``, ``"xla:cpu"``) or kind (``"cpu"``,
             ``"portable"``). None: the best target that fits this machine and is trusted.
         weights: False leaves parameters and persistent buffers uninitialised, to be filled by

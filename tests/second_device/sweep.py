@@ -1,4 +1,4 @@
-"""Every row of the conformance table on the second device (tests/second_device/rows.py), in two processes.
+"""Every row of the conformance table on the second device (tests/second_device/rows.py), or on another one.
 
 Results go to scripts/bench/results/conformance_device.json, and their sums to docs/guide/devices.md.
 """
@@ -6,6 +6,7 @@ Results go to scripts/bench/results/conformance_device.json, and their sums to d
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import re
@@ -25,7 +26,7 @@ from devtools.machine import provenance
 from devtools.pages import replace
 from devtools.paths import RESULTS, ROOT
 
-from . import register, rows
+from . import NAME, register, rows
 
 RECORD = RESULTS / "conformance_device.json"
 PAGE = ROOT / "docs" / "guide" / "devices.md"
@@ -38,17 +39,20 @@ Row = dict[str, str]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="PATTERN", help="rows whose names have this in them; nothing is written")
-    only = parser.parse_args().only
-    names = [case.name for case in CASES if re.search(only, case.name)]
+    parser.add_argument("--device", default=NAME, help="another device that this torch has, as cuda; nothing is written")
+    parser.add_argument("--processes", type=int, default=2)
+    asked = parser.parse_args()
+    names = [case.name for case in CASES if re.search(asked.only, case.name)]
     found: dict[str, Row] = {}
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), _start) as pool:
-        for name, row in zip(names, pool.map(_run, names), strict=True):
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(asked.processes, spawn, _start, [asked.device]) as pool:
+        for name, row in zip(names, pool.map(functools.partial(_run, asked.device), names), strict=True):
             found[name] = row
-            if row["status"] != "pass":
-                print(f"{row['status']:8} {name}: {' '.join(row['reason'].split())[:200]}", flush=True)
+            if row["status"] in ("known", "wrong"):
+                print(f"{row['status']:8} {name}: {' '.join(row['reason'].split())[:300]}", flush=True)
     counts = Counter(row["status"] for row in found.values())
     print(", ".join(f"{count} {status}" for status, count in sorted(counts.items())))
-    if not only:
+    if not asked.only and asked.device == NAME:
         RECORD.write_text(
             json.dumps({**provenance(threads=1), "totals": dict(sorted(counts.items())), "rows": found}, indent=1) + "\n"
         )
@@ -56,17 +60,19 @@ def main() -> None:
     sys.exit(1 if counts["wrong"] else 0)
 
 
-def _start() -> None:
-    register()
+def _start(device: str) -> None:
+    if device == NAME:
+        register()
+    torch.backends.cudnn.allow_tf32 = False
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
 
 
-def _run(name: str) -> Row:
+def _run(device: str, name: str) -> Row:
     case = next(case for case in CASES if case.name == name)
     with tempfile.TemporaryDirectory(prefix="aotpack-row-") as folder:
         try:
-            outcome = rows.run(case, Path(folder), register())
+            outcome = rows.run(case, Path(folder), torch.device(device, 0))
         except Exception:
             outcome = rows.Outcome("wrong", traceback.format_exc()[-REASON:])
     return {"status": outcome.status, "reason": outcome.reason[:REASON]}

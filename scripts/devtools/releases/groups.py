@@ -84,6 +84,7 @@ GROUPS = (
         tuple(f"tests/tools/test_{name}.py" for name in _TOOLS),
         slow=True,
     ),
+    Group("devices", "loader", "Portable bundles on a device that is not the CPU", _files("devices"), slow=True),
     Group(
         "hostile",
         "loader",
