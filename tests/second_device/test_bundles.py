@@ -251,7 +251,7 @@ def test_native_code_stays_on_the_cpu(device: torch.device, recwarn: pytest.Warn
     assert not recwarn.list
     assert loaded.aotpack.rejected
     for name in loaded.aotpack.rejected:
-        with pytest.raises(TargetError, match="runs on .*, and device='simulated:0' was asked for"):
+        with pytest.raises(TargetError, match=r"runs on .*, and device='simulated:0' was asked for"):
             aotpack.load(bundle, device=device, backend=name, trust="all")
 
 
