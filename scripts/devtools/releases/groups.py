@@ -181,5 +181,6 @@ WITHOUT_GROUP = {
 }
 """Files of tests that need no run with another torch, and why.
 
-``tests/registry`` moves files; ``tests/xla`` runs with the torch of torch_xla.
+``tests/registry`` moves files, tests/test_devices.py runs ``tests/second_device``, and ``tests/xla`` runs with the torch of
+torch_xla.
 """
