@@ -130,10 +130,10 @@ def memory(result: Mapping[str, Any]) -> str:
     head = ["GPT, 4 layers, memory budget", "`torch.compile`", "bundle, cpu", "bundle / `torch.compile`"]
     whole = [
         [NETWORKS[name], *(size(found[kind]) for kind in found), times(result["ratios"][f"{name}, with AdamW"])]
-        for name, found in result["peak_bytes_of_whole_steps"].items()
+        for name, found in result.get("peak_bytes_of_whole_steps", {}).items()
     ]
     steps = table(["peak of a step with AdamW", "eager, fused", "`torch.compile`", "bundle, cpu", "bundle / the better"], whole)
-    return "\n\n".join([text, steps, table(head, budgets)])
+    return "\n\n".join([text, *([steps] if whole else []), table(head, budgets)])
 
 
 def live(result: Mapping[str, Any]) -> str:
