@@ -102,12 +102,6 @@ class _Xla(Backend):
     device_type = "xla"
     place = "an XLA device"
 
-    def elsewhere(self, device: torch.device) -> str:
-        """Why targets of this kind do not run on a device that the caller asks for, or an empty string."""
-        if device.type == self.device_type:
-            return ""
-        return f"runs on {self.place}, and device={str(device)!r} was asked for"
-
     def unasked(self, target: schema.Target, device: torch.device | None) -> str:
         return "" if device else "runs on an XLA device: load with device='xla'"
 
@@ -127,12 +121,6 @@ class _Pjrt(Backend):
 
     def runs(self, target: schema.Target) -> bool:
         return target.device != _Xla.device_type  # unfit() says for which platforms they cannot run here
-
-    def elsewhere(self, device: torch.device) -> str:
-        """Why targets of this kind do not run on a device that the caller asks for, or an empty string."""
-        if device.type == self.device_type:
-            return ""
-        return f"runs on {self.place}, and device={str(device)!r} was asked for"
 
     def unasked(self, target: schema.Target, device: torch.device | None) -> str:
         return f"runs where it is asked for: load with backend={target.name!r}"

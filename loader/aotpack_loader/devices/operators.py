@@ -137,7 +137,6 @@ STAND_INS: dict[str, Callable[..., Any]] = {
 """What stands in for operators that torch implements in Python, as the first call of one of those imports Dynamo; and for
 ``view``, because some operators return other strides than they were traced with."""
 
-
 MATH_NAMESPACES: Final = frozenset({"aten", "prims"})
 TORCH_NAMESPACES: Final = frozenset({
     "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_inductor_test", "_native", "_native_aot", "_quantized",
