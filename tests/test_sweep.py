@@ -221,7 +221,7 @@ def test_bundles_are_called_with_unusual_values(tmp_path: Path) -> None:
     assert work.check(sample).status == "pass"
     at_unusual_values([(work, sample)])
     assert told["0, 1000 in tensor 1"] == "pass: "
-    assert len(told) == len(work.done) == 8
+    assert len(told) == len(work.done) == 9
 
     work.done.clear()
     work.check.loaded = First()

@@ -109,7 +109,8 @@ class Facts:
         value = copied(tensor) if copy else tensor.detach()
         about: dict[str, Any] = {
             "dtype": tensor.dtype,
-            "device": tensor.device.type,
+            # A bundle on an XLA device is compared with eager on the CPU.
+            "device": "cpu" if tensor.device.type == "xla" else tensor.device.type,
             "shape": tuple(tensor.shape),
             "requires_grad": tensor.requires_grad,
             "is_leaf": tensor.is_leaf,

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from devtools.bench.runner import PROCESSES, Bench, Case
-from devtools.bench.sections.networks import BUILD, cases
+from devtools.bench.sections.networks import STEP, cases
 
 GOAL = 1.0
 
@@ -32,7 +32,7 @@ def _peaks(bench: Bench, case: Case) -> dict[str, int]:
     return {
         "eager": live(bench, case, "eager", *source),
         "compile": live(bench, case, "compile", *source),
-        "cpu": live(bench, case, "bundle", "--bundle", bench.bundle(case, *BUILD), "--backend", "cpu"),
+        "cpu": live(bench, case, "bundle", "--bundle", bench.bundle(case, *STEP.build), "--backend", "cpu"),
     }
 
 
