@@ -25,6 +25,10 @@ VALID = sorted((VECTORS / "valid").iterdir())
 INVALID = sorted((VECTORS / "invalid").iterdir())
 
 WITHOUT_VALID_VECTOR = {
+    **dict.fromkeys(
+        ("OptimizerUpdate.sparse", "allowed/never/required: allowed", "allowed/never/required: required"),
+        "vectors make no steps: tests/test_optimizers.py",
+    ),
     "data/data_and_metadata/metadata/resize/storage: storage": "version 1.0 refuses it: invalid/replaced_storage has one",
 }
 """Properties, arms and words that no valid vector can have, with the reason."""

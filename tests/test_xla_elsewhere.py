@@ -72,7 +72,7 @@ def test_why_compiled_code_does_not_fit(program: schema.Program, fields: dict[st
 def test_devices(tiny_bundle: Path) -> None:
     with pytest.raises(TargetError, match="portable: needs tensors with memory and strides, which device='xla' does not have"):
         load(tiny_bundle, device="xla")
-    with pytest.raises(TargetError, match="device=cuda: torch .* has no such device here"):
+    with pytest.raises(TargetError, match=r"device=cuda: torch .* has no such device here"):
         load(tiny_bundle, device="cuda")
     with pytest.raises(TargetError, match="device='abacus' is not a device"):
         load(tiny_bundle, device="abacus")

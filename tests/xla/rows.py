@@ -98,7 +98,6 @@ KNOWN = {
         rf"out{VALUES}|args\[0\]\.grad{VALUES}",
         within=float("inf"),
     ),
-    "outputs: sizes": _SIZES,
     "outputs: sizes, dynamic": _SIZES,
     "autograd: inside the caller's checkpoint": Known(
         "torch.utils.checkpoint fails on XLA tensors: torch has no module 'xla'", ".*module 'torch' has no attribute 'xla'"

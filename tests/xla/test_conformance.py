@@ -75,7 +75,7 @@ def test_what_is_refused(name: str, tmp_path: Path, device: torch.device) -> Non
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_known_difference_hides_no_other(tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "outputs: sizes"
+    name = "outputs: multi-output views, unbind, in place afterwards (eager raises)"
     known = rows.KNOWN[name]
     assert rows.run(rows.named(CASES, name), tmp_path, device) == rows.Outcome("known", known.cause)
     monkeypatch.setitem(rows.KNOWN, name, rows.Known(known.cause, "structure: of another kind"))

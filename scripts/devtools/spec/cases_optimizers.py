@@ -42,19 +42,6 @@ class TwoLayers(nn.Module):
         return self.second(self.first(x))  # type: ignore[no-any-return]
 
 
-class TwoTables(nn.Module):
-    """Two embeddings with sparse gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Embedding(3, 2, sparse=True), nn.Embedding(2, 2, sparse=True)
-        for parameter in self.parameters():
-            parameter.data.copy_(torch.arange(parameter.numel()).reshape(parameter.shape) / 4)
-
-    def forward(self, i: Tensor) -> Tensor:
-        return self.first(i) * self.second(i)  # type: ignore[no-any-return]
-
-
 def _optimizers() -> dict[str, Callable[[TwoLayers], torch.optim.Optimizer]]:
     return {
         "of_first": lambda model: torch.optim.SGD(
@@ -72,20 +59,6 @@ OPTIMIZERS: dict[str, Case] = {
         lambda: (t(3, 2),),
         lambda: [Call([t(3, 2)])],
         build={"methods": ["train"], "optimizer": _optimizers()},
-    ),
-    "sparse_updates": Case(
-        "optimizers that must and that may get sparse gradients",
-        ["C42"],
-        TwoTables,
-        lambda: (torch.tensor([1, 0, 1]),),
-        lambda: [],
-        build={
-            "methods": ["train"],
-            "optimizer": {
-                "of_first": lambda model: torch.optim.SparseAdam(model.first.parameters()),
-                "of_second": lambda model: torch.optim.SGD(model.second.parameters(), lr=0.5),
-            },
-        },
     ),
 }
 
