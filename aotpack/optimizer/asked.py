@@ -15,6 +15,7 @@ from aotpack_loader.errors import BuildError, EntryError, Problem
 
 from .copies import keep_copies
 from .sparse import OF_ROWS
+from .stepping import copy_for, step
 
 Made = Optimizer | Callable[[torch.nn.Module], Any]
 Asked = Made | Mapping[str, Made]
@@ -77,17 +78,7 @@ class AskedOptimizer:
         An optimizer that takes sparse gradients alone is replaced by one of their rows, unless its ``own`` class is asked for.
         """
         kind = type(self.optimizer)
-        made = object.__new__(kind if own else OF_ROWS.get(kind, kind))
-        made.__dict__.update(self.optimizer.__dict__)
-        made.param_groups = [{**group, "params": [*parameters]}]
-        made.state = type(self.optimizer.state)(dict)
-        return made
-
-
-def step(optimizer: Optimizer) -> None:
-    """Step without the profiler's event and the hooks that ``torch.optim`` adds to each class."""
-    function = type(optimizer).step
-    getattr(function, "__wrapped__", function)(optimizer)
+        return copy_for(self.optimizer, kind if own else OF_ROWS.get(kind, kind), group, parameters)
 
 
 def named(name: str, options: Mapping[str, Any], **copies: Any) -> Callable[[torch.nn.Module], Optimizer]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -10,6 +9,8 @@ import torch
 from torch.optim import Optimizer
 
 from aotpack_loader.errors import BuildError, Problem
+
+from . import stepping
 
 _HALF: Final = (torch.float16, torch.bfloat16)
 
@@ -48,7 +49,6 @@ def keep_copies(optimizer: Optimizer, *, ema_decay: float | None = None, master_
 
 def _keeping(kind: type[Optimizer], *, masters: bool) -> type[Optimizer]:
     """A class of the same name, so that its checkpoints are those of ``kind``."""
-    inner = getattr(kind.step, "__wrapped__", kind.step)  # without the hooks of each step
 
     @torch.no_grad()
     def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
@@ -72,11 +72,10 @@ def _keeping(kind: type[Optimizer], *, masters: bool) -> type[Optimizer]:
         if masters and parameter.dtype is not wide:
             updated = kept["master"] = kept["master"] if "master" in kept else parameter.detach().to(wide, copy=True)
             updated.grad = parameter.grad.to(wide)  # type: ignore[union-attr]
-        plain = object.__new__(kind)
-        plain.__dict__.update(self.__dict__)
-        plain.param_groups = [{**group, "params": [updated]}]
-        plain.state = defaultdict(dict, {updated: state} if state else {})
-        inner(plain)
+        plain = stepping.copy_for(self, kind, group, [updated])
+        if state:
+            plain.state[updated] = state
+        stepping.step(plain)
         if updated is not parameter:
             parameter.copy_(updated)
             updated.grad = None

@@ -17,11 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from aotpack_loader.errors import Problem, UnsupportedError
+from aotpack_loader.format import schema
 from aotpack_loader.format.optimizers import PARAMETER
 
 from .._torch.api.addresses import storage_address
-from .asked import AskedOptimizer, Group, step
-from .sparse import Sparse, sparse_gradients
+from .asked import AskedOptimizer, Group
+from .sparse import sparse_gradients
+from .stepping import step
 
 Initial = float | str
 """What every element of a tensor is: a number, or the path of an option. Or ``PARAMETER``."""
@@ -116,13 +118,13 @@ def first_step(asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> 
     )
 
 
-def takes_sparse(asked: AskedOptimizer, group: Group, dtype: torch.dtype) -> Sparse:
+def takes_sparse(asked: AskedOptimizer, group: Group, dtype: torch.dtype) -> schema.Sparse:
     """Whether an elementwise update takes sparse gradients of parameters of a type."""
 
     def ready(parameter: torch.Tensor, own: bool) -> torch.optim.Optimizer:
         return _ready(asked, group, group.traced({}), parameter, own=own)
 
-    return sparse_gradients(ready, step, dtype)
+    return sparse_gradients(ready, dtype)
 
 
 def _ready(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch.optim import Optimizer
 
-Sparse = Literal["never", "allowed", "required"]
+from aotpack_loader.format import schema
+
+from .stepping import step
 
 
 class RowAdam(torch.optim.SparseAdam):
@@ -43,7 +45,7 @@ Ready = Callable[[torch.Tensor, bool], Optimizer]
 """Makes an optimizer of a parameter; True: the user's own, False: the one that is traced."""
 
 
-def sparse_gradients(ready: Ready, step: Callable[[Optimizer], None], dtype: torch.dtype) -> Sparse:
+def sparse_gradients(ready: Ready, dtype: torch.dtype) -> schema.Sparse:
     """Whether steps take sparse gradients, and are then steps of the rows that a gradient has, with all else unchanged.
 
     Eager's own steps are compared with those of the rows. An optimizer whose steps with sparse gradients do more (an average
@@ -52,25 +54,25 @@ def sparse_gradients(ready: Ready, step: Callable[[Optimizer], None], dtype: tor
     try:
         with warnings.catch_warnings():  # torch's own steps make sparse tensors without checks
             warnings.simplefilter("ignore")
-            return _found(ready, step, dtype)
+            return _found(ready, dtype)
     except Exception:  # most optimizers raise for a sparse gradient, each in its own way
         return "never"
 
 
-def _found(ready: Ready, step: Callable[[Optimizer], None], dtype: torch.dtype) -> Sparse:
+def _found(ready: Ready, dtype: torch.dtype) -> schema.Sparse:
     whole = torch.linspace(1, 2, 6).reshape(3, 2).to(dtype)
     rows, other = torch.tensor([0, 2]), torch.tensor([1])
     part, begun = whole[rows], whole[other]
     values = torch.linspace(-1, 1, 4).reshape(2, 2).to(dtype)
     of_whole, of_part = ready(whole, True), ready(part, False)
     for _ in range(2):
-        whole.grad, part.grad = _sparse(rows, values, whole), values.clone()
+        whole.grad, part.grad = sparse_rows(rows, values, whole), values.clone()
         step(of_whole)
         step(of_part)
     before = _of(of_whole, whole, rows)
     if not _equal(before, _of(of_part, part, slice(None)), rtol=1e-2) or not torch.equal(whole[other], begun):
         return "never"
-    whole.grad = _sparse(other, values[:1], whole)
+    whole.grad = sparse_rows(other, values[:1], whole)
     step(of_whole)
     kept = {name: value for name, value in before.items() if isinstance(value, torch.Tensor) and value.dim()}
     after = _of(of_whole, whole, rows)
@@ -84,7 +86,8 @@ def _found(ready: Ready, step: Callable[[Optimizer], None], dtype: torch.dtype) 
     return "allowed"
 
 
-def _sparse(rows: torch.Tensor, values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def sparse_rows(rows: torch.Tensor, values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A sparse tensor of the sizes of ``like`` that has ``values`` in some rows."""
     return torch.sparse_coo_tensor(rows[None], values.clone(), like.shape, check_invariants=True)
 
 

@@ -21,7 +21,8 @@ from aotpack_loader.format import schema
 from .. import origin
 from .._torch.api import shape_env
 from .._torch.api.traced_optimizers import traced_optimizers
-from .asked import AskedOptimizer, Group, step
+from .asked import AskedOptimizer, Group
+from .stepping import step
 
 _NOTHING_AT_ZERO = frozenset({"weight_decay"})
 """Numbers for which a step with 0 computes what the branch for 0 does."""

@@ -24,6 +24,7 @@ from aotpack_loader.runtime.modes import as_built
 from .._torch.api.addresses import storage_address
 from .._torch.api.gpus import without_gpus
 from .._torch.api.random_operators import may_draw
+from .._torch.api.torch_types import HALVES
 from ..checking import draws, faults
 from ..checking.calling import Call, observe, state_of
 from ..checking.comparison import Reference
@@ -126,7 +127,7 @@ def _obstacle(contexts: Mapping[str, BuildContext], traced: Sequence[TracedMetho
 def _is_half(context: BuildContext) -> bool:
     """Whether an argument or a part of the state is in half precision."""
     values = [*pytree.tree_leaves((context.args, context.kwargs)), *state_of(context.module).values()]
-    return any(isinstance(x, torch.Tensor) and x.dtype in (torch.bfloat16, torch.float16) for x in values)
+    return any(isinstance(x, torch.Tensor) and x.dtype in HALVES for x in values)
 
 
 def _memory_of(values: Iterable[object]) -> set[int]:

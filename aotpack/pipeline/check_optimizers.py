@@ -16,7 +16,9 @@ from aotpack_loader.errors import Problem, WrongResultsError
 from aotpack_loader.format import schema
 from aotpack_loader.opening.documents import load_candidate
 
-from ..optimizer.asked import AskedOptimizer, Group, step
+from ..optimizer.asked import AskedOptimizer, Group
+from ..optimizer.sparse import sparse_rows
+from ..optimizer.stepping import step
 
 _STEPS: Final = 3
 _LARGEST: Final = 1 << 20
@@ -75,9 +77,7 @@ def _differences(
         for i in range(_STEPS):
             values = torch.randn(parameter.shape, generator=generator, dtype=torch.float32).to(parameter.dtype)
             if update.sparse == "required":
-                values = values[::2].to_sparse(1)
-                index = values.indices() * 2
-                values = torch.sparse_coo_tensor(index, values.values(), parameter.shape, check_invariants=True)
+                values = sparse_rows(torch.arange(0, len(values), 2), values[::2], values)
             parameter.grad, original.grad = values.clone(), values.clone()
             for options in (place, eager.param_groups[0]):
                 if "lr" in group.numbers:

@@ -22,7 +22,6 @@ from ..capture.inputs.synthetic_bases import Arrangement
 from ..graph.literals import literal_argument
 from ..optimizer.asked import AskedOptimizer, Group
 from ..optimizer.first_steps import FirstStep, first_step, is_elementwise, takes_sparse
-from ..optimizer.sparse import Sparse
 from ..optimizer.update import Update
 from .context import BuildContext
 from .options import MethodPlan
@@ -185,7 +184,7 @@ class _Tracer:
             raise CaptureError(f"The step of {type(asked.optimizer).__name__} has sizes that depend on data.")
         return _Kind(_with_any_size(method) if flat else method, flat, start, conditions)
 
-    def _update(self, kind: _Kind, group: int, names: Sequence[str], sparse: Sparse) -> schema.OptimizerUpdate:
+    def _update(self, kind: _Kind, group: int, names: Sequence[str], sparse: schema.Sparse) -> schema.OptimizerUpdate:
         start = kind.start
         initial = {name: value if isinstance(value, str) else schema.FloatArg(value) for name, value in start.initial.items()}
         return schema.OptimizerUpdate(kind.method.plan.name, group, [*names], initial, kind.flat, [*start.integers], sparse)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch.fx.experimental.symbolic_shapes import has_static_value
 from torch.overrides import TorchFunctionMode
+
+from .torch_types import HALVES
 
 _padded: Any = torch._C._nn.pad_sequence
 
@@ -23,10 +26,9 @@ class VaryingFactories(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        if function in _RANGES and _varies(function, *args, **named):
-            return _RANGES[function](*args, **named)
-        if function in _WINDOWS and _is_exact(named) and not has_static_value(args[0] if args else named["window_length"]):
-            return _window(_WINDOWS[function], *args, **named)
+        if (rule := _rule(function, args, named)) is not None:
+            made = rule(*args, **{name: option for name, option in named.items() if name != "requires_grad"})
+            return made.requires_grad_() if named.get("requires_grad") else made
         if function in (torch.tensor, torch.as_tensor) and _are_sizes(*args):
             numbers = torch.stack([torch.scalar_tensor(size, dtype=torch.int64) for size in args[0]])
             return numbers.to(device=named.get("device"), dtype=named.get("dtype"))
@@ -56,9 +58,18 @@ def _pad_sequence(
     return torch.stack(rows, 0 if batch_first else 1)
 
 
+def _rule(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Callable[..., torch.Tensor] | None:
+    """What computes a range or a window of a length that varies; None: the call is none."""
+    if function in _RANGES and _varies(function, *args, **named):
+        return _RANGES[function]
+    if function in _WINDOWS and _is_exact(named) and not has_static_value(args[0] if args else named["window_length"]):
+        return partial(_window, _WINDOWS[function])
+    return None
+
+
 def _varies(function: Any, start: Any, end: Any, steps: Any, base: float = 10.0, *, out: Any = None, **options: Any) -> bool:
     plain = all(isinstance(number, (int, float, torch.SymInt, torch.SymFloat)) for number in (start, end))
-    halves = function is torch.logspace and options.get("dtype") in (torch.bfloat16, torch.float16)
+    halves = function is torch.logspace and options.get("dtype") in HALVES
     return plain and out is None and (halves or _is_exact(options)) and not has_static_value(steps)
 
 
@@ -74,15 +85,13 @@ def _linspace(
     *,
     dtype: torch.dtype | None = None,
     device: Any = None,
-    requires_grad: bool = False,
     **layout: Any,
 ) -> torch.Tensor:
     options = {"dtype": dtype or torch.get_default_dtype(), "device": device}
     index = torch.arange(steps, device=device)
     step = torch.full((), end - start, **options) / torch.sym_max(steps - 1, 1)
     rising, falling = start + step * index, end - step * (steps - 1 - index)
-    made = torch.where(index < torch.sym_max(steps // 2, 1), rising, falling)
-    return made.requires_grad_() if requires_grad else made
+    return torch.where(index < torch.sym_max(steps // 2, 1), rising, falling)
 
 
 def _logspace(
@@ -93,12 +102,10 @@ def _logspace(
     *,
     dtype: torch.dtype | None = None,
     device: Any = None,
-    requires_grad: bool = False,
     **layout: Any,
 ) -> torch.Tensor:
     exponents = _linspace(start, end, steps, dtype=torch.float64, device=device)
-    made = torch.pow(base, exponents).to(dtype or torch.get_default_dtype())
-    return made.requires_grad_() if requires_grad else made
+    return torch.pow(base, exponents).to(dtype or torch.get_default_dtype())
 
 
 _RANGES: Final[Mapping[Any, Callable[..., torch.Tensor]]] = {torch.linspace: _linspace, torch.logspace: _logspace}
@@ -111,7 +118,6 @@ def _window(
     *parameters: float,
     dtype: torch.dtype | None = None,
     device: Any = None,
-    requires_grad: bool = False,
     layout: Any = None,
     pin_memory: Any = None,
     **named: float,
@@ -121,8 +127,7 @@ def _window(
     index = torch.arange(length, dtype=dtype or torch.get_default_dtype(), device=device)
     made = rule(index, torch.sym_max(length - 1, 1), *parameters, **named)[:window_length]
     is_one = torch.full((), window_length, dtype=torch.int64, device=device) == 1
-    made = torch.where(is_one, 1.0, made)
-    return made.requires_grad_() if requires_grad else made
+    return torch.where(is_one, 1.0, made)
 
 
 def _hamming(index: torch.Tensor, last: Any, alpha: float = 0.54, beta: float = 0.46) -> torch.Tensor:

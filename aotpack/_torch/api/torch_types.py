@@ -1,7 +1,8 @@
-"""Types and names of torch that the compiler uses as they are. They are private in torch."""
+"""Types and names of torch that the compiler uses as they are. Most are private in torch."""
 
 from __future__ import annotations
 
+import torch
 from torch._functorch._aot_autograd import descriptors as desc
 from torch._functorch._aot_autograd.schemas import MutationType, OutputType, ViewAndMutationMeta
 from torch._higher_order_ops.effects import with_effects
@@ -11,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._sympy.numbers import int_oo
 
 __all__ = [
+    "HALVES",
     "FakeTensorMode",
     "MutationType",
     "OutputType",
@@ -22,3 +24,6 @@ __all__ = [
     "statically_known_true",
     "with_effects",
 ]
+
+HALVES = (torch.bfloat16, torch.float16)
+"""Element types of half precision."""

@@ -17,10 +17,10 @@ from torch._inductor.decomposition import decompositions
 from torch._prims_common import suggest_memory_format
 
 from ..api import rows
+from ..api.torch_types import HALVES
 from ..tracing import eager_kernels
 
 Rules = Mapping[Any, Callable[..., Any]]
-_HALVES: Final = (torch.bfloat16, torch.float16)
 _SUMS: Final = (torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar)
 """Inductor's rule is for complex numbers alone: two calls, then views as real numbers, which few layouts allow."""
 _NORMS: Final = tuple(
@@ -80,7 +80,7 @@ def _var(x: torch.Tensor, dim: list[int] | None = None, *, correction: float | N
     """``var`` in ``float64``, as in eager's kernel. Inductor's is off by 1e-4 for numbers near 1e5."""
     if x.dtype == torch.float64 or x.is_complex():
         return NotImplemented
-    if x.dtype in _HALVES:
+    if x.dtype in HALVES:
         return _moments(x, dim, correction, keepdim)[0].to(x.dtype)
     return torch.var(x.double(), dim, correction=correction, keepdim=keepdim).to(x.dtype)
 
@@ -89,7 +89,7 @@ def _var_mean(x: torch.Tensor, dim: list[int] | None = None, *, correction: floa
     """``var_mean`` in ``float64``, unless a norm asks: its own rule is fast, and eager's norms use ``float32``, too."""
     if x.dtype == torch.float64 or x.is_complex() or (keepdim and correction == 0):
         return NotImplemented
-    if x.dtype in _HALVES:
+    if x.dtype in HALVES:
         return tuple(found.to(x.dtype) for found in _moments(x, dim, correction, keepdim))
     return tuple(found.to(x.dtype) for found in torch.var_mean(x.double(), dim, correction=correction, keepdim=keepdim))
 
@@ -112,14 +112,14 @@ def _moments(
 
 def _div(x: torch.Tensor, divisor: Any, *, rounding_mode: str | None) -> Any:
     """``div`` of halves towards zero, with the quotient in half precision, as in eager's kernel."""
-    if rounding_mode != "trunc" or torch.result_type(x, divisor) not in _HALVES:
+    if rounding_mode != "trunc" or torch.result_type(x, divisor) not in HALVES:
         return NotImplemented
     return torch.trunc(torch.div(x, divisor))
 
 
 def _signbit(x: torch.Tensor) -> Any:
     """``signbit`` of halves by a sign that is copied: GCC 12 has an internal error at vectors of its own ``signbit``."""
-    return torch.copysign(torch.ones_like(x), x) < 0 if x.dtype in _HALVES else NotImplemented
+    return torch.copysign(torch.ones_like(x), x) < 0 if x.dtype in HALVES else NotImplemented
 
 
 def _remainder(x: torch.Tensor, divisor: Any) -> Any:

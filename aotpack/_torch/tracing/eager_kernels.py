@@ -27,6 +27,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from ..api.dispatch_rules import rule_of, ruled, unruled
 from ..api.patching import with_items
+from ..api.torch_types import HALVES
 from .unread_images import POOLS, call_without_image, memory_as
 
 _aten = torch.ops.aten
@@ -234,7 +235,7 @@ def _next_numbers() -> Callable[..., Any]:
     call = _call(operator)
 
     def lowered(x: Any, other: Any) -> Any:
-        return (call if x.get_dtype() in (torch.bfloat16, torch.float16) else generated)(x, other)
+        return (call if x.get_dtype() in HALVES else generated)(x, other)
 
     return lowered
 

@@ -27,6 +27,8 @@ PROCESSES = BENCH / "processes"
 CONTENDER = ROOT / "aotpack" / "tools" / "measure" / "contender.py"
 BOTH = ("--target", "cpu", "--target", "portable", "--method", "train", "--method", "infer")
 """Options of a build that serves most benchmarks, so that it is built once for all."""
+WITH_OPTIMIZER = ("--target", "cpu", "--method", "train", "--optimizer", "adamw", "--no-check")
+"""Options of a build whose bundle holds the steps of AdamW."""
 
 
 _ENTRY = """

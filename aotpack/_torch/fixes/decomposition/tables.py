@@ -9,6 +9,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...api.fake_tensors import stored_elements
+from ...api.torch_types import HALVES
 
 Table = dict[Any, Callable[..., Any]]
 
@@ -72,7 +73,7 @@ def _std_mean(
 
 def _threshold_backward(gradient: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:
     """Compare half precision with a threshold in ``float32``, as eager's kernel does. The threshold may not be exact in it."""
-    wider = threshold != 0 and x.dtype in (torch.bfloat16, torch.float16)
+    wider = threshold != 0 and x.dtype in HALVES
     return torch.where((x.float() if wider else x) <= threshold, 0, gradient)
 
 

@@ -13,6 +13,7 @@ from torch._inductor.codegen import common, cpp
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...api.patching import hooked, patched, with_items
+from ...api.torch_types import HALVES
 from ..applying import counted
 
 
@@ -68,12 +69,11 @@ def _of(x: Any, number: float) -> str:
 def round_casts() -> Iterator[None]:
     """Round a value that a graph casts to half precision, also for readers in the same loop."""
     fix = "inductor-casts-round"
-    halves = (torch.bfloat16, torch.float16)
     operator = torch.ops.prims.convert_element_type.default
     convert: Callable[..., Any] = lowering.lowerings[operator]
 
     def rounded(x: Any, dtype: torch.dtype) -> Any:
-        if dtype in halves and x.get_dtype() in (torch.float32, torch.float64):
+        if dtype in HALVES and x.get_dtype() in (torch.float32, torch.float64):
             return lowering.to_dtype(x, dtype, copy=True, use_compute_types=False)
         return convert(x, dtype)
 

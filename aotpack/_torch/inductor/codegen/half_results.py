@@ -14,7 +14,8 @@ from torch._inductor import ir, lowering
 from torch._inductor.virtualized import ops
 from torch.fx import Node
 
-_HALVES: Final = (torch.bfloat16, torch.float16)
+from ...api.torch_types import HALVES
+
 _EXACT: Final = {
     "abs", "cat", "ceil", "clone", "constant_pad_nd", "convert_element_type", "copy", "embedding", "expand", "flip", "floor",
     "full", "gather", "index", "index_select", "maximum", "minimum", "neg", "relu", "round", "select_scatter", "sign",
@@ -30,7 +31,7 @@ def rounded(node: Node, result: Any) -> Any:
     if not isinstance(result, ir.TensorBox) or not isinstance(result.data, ir.StorageBox):
         return result
     data = result.data.data
-    if not isinstance(data, ir.Pointwise) or data.dtype not in _HALVES or _name(node) in _EXACT:
+    if not isinstance(data, ir.Pointwise) or data.dtype not in HALVES or _name(node) in _EXACT:
         return result
     load = result.make_loader()
 
@@ -43,7 +44,7 @@ def rounded(node: Node, result: Any) -> Any:
 def with_numbers(node: Node, args: tuple[Any, ...], call: Callable[[tuple[Any, ...]], Any]) -> Any:
     """What ``call`` makes of the arguments of ``node``: in float32, if it combines a half type with a number."""
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.dtype not in _HALVES or _name(node) not in _KEEPS_NUMBERS:
+    if not isinstance(value, torch.Tensor) or value.dtype not in HALVES or _name(node) not in _KEEPS_NUMBERS:
         return call(args)
     if node.kwargs or len(args) != 2 or not any(map(_is_number, args)):
         return call(args)

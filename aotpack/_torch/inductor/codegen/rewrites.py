@@ -25,6 +25,7 @@ from torch.fx.node import map_arg
 from ...api.fake_tensors import fake_mode_of
 from ...api.graph_modules import graph_modules_in
 from ...api.nodes import value_of
+from ...api.torch_types import HALVES
 
 OPTIONS: Final[Mapping[str, bool]] = {"pattern_matcher": False, "joint_graph_constant_folding": False}
 """Inductor's options that turn its rewrites off."""
@@ -58,7 +59,7 @@ def _add_to_product(graph: Graph, node: Node) -> bool:
     """
     if (
         node.kwargs
-        or value_of(node).dtype in (torch.bfloat16, torch.float16)
+        or value_of(node).dtype in HALVES
         or not all(isinstance(term, Node) and _is_like(value_of(term), value_of(node)) for term in node.args)
     ):
         return False

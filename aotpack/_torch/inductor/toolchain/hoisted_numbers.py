@@ -13,25 +13,10 @@ _FUNCTION: Final = re.compile(r'(extern "C" +void +\w+\(([^)]*)\)\s*\{\n)(.*?)(?
 _NUMBER: Final = re.compile(r"const double (ks\d+)")
 _ASSIGNED: Final = re.compile(r"^( +auto (tmp\d+) = )(.*);$", re.MULTILINE)
 _NAMES: Final = re.compile(r"(?<![\d.])[A-Za-z_]\w*")
-_KNOWN: Final = frozenset(
-    [
-        "std",
-        "pow",
-        "sqrt",
-        "abs",
-        "min",
-        "max",
-        "L",
-        "static_cast",
-        "decay_t",
-        "decltype",
-        "double",
-        "float",
-        "bool",
-        "c10",
-        "convert",
-    ]
-)
+_KNOWN: Final = frozenset({
+    "std", "pow", "sqrt", "abs", "min", "max", "L", "static_cast", "decay_t", "decltype", "double", "float", "bool", "c10",
+    "convert",
+})  # fmt: skip
 
 
 def with_hoisted_numbers(kernels: str) -> str:

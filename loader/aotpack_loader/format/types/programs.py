@@ -141,6 +141,10 @@ class OptimizerGroup(Document, frozen=True):
     first: dict[Name, FloatArg] = {}
 
 
+Sparse = Literal["never", "allowed", "required"]
+"""Whether the gradient of an update is a sparse tensor."""
+
+
 class OptimizerUpdate(Document, frozen=True):
     """How ``parameters`` of ``group`` are updated: by a call of ``method`` for each.
 
@@ -158,7 +162,7 @@ class OptimizerUpdate(Document, frozen=True):
     initial: dict[Name, FloatArg | Name] = {}
     flat: bool = False
     integers: list[Name] = []
-    sparse: Literal["never", "allowed", "required"] = "never"
+    sparse: Sparse = "never"
 
 
 class Optimizer(Document, frozen=True):

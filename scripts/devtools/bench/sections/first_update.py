@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from devtools.bench.runner import Bench, Case, able, alternately, example, middle, network
+from devtools.bench.runner import WITH_OPTIMIZER, Bench, Case, able, alternately, example, middle, network
 
 GOALS = {"of eager, with import torch": 0.6, "of warm torch.compile, without": 1 / 300}
 GOAL = GOALS["of eager, with import torch"]
 _FIGURES = ("t_from_spawn_to_first_step", "t_from_import_to_first_step", "cpu_from_import_to_first_step", "t_import_torch")
-_BUILD = ("--target", "cpu", "--method", "train", "--optimizer", "adamw", "--no-check")
 
 
 def measure(bench: Bench) -> dict[str, Any]:
@@ -36,7 +35,7 @@ def _measured(bench: Bench, case: Case, times: int) -> dict[str, dict[str, Any]]
     contenders, _ = able({
         "eager": partial(bench.start, "eager", case, *words),
         "compile": partial(bench.start, "compile", case, *words),
-        "bundle": partial(bench.start, "bundle", case, *words, "--bundle", bench.bundle(case, *_BUILD)),
+        "bundle": partial(bench.start, "bundle", case, *words, "--bundle", bench.bundle(case, *WITH_OPTIMIZER)),
     })  # fmt: skip
     found = alternately(contenders, times)
     return {kind: {figure: middle(run[figure] for run in runs) for figure in _FIGURES} for kind, runs in found.items()}

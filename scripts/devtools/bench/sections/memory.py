@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from devtools.bench.runner import BOTH, PROCESSES, Bench, Case, able, alternately, example, middle, network
+from devtools.bench.runner import BOTH, PROCESSES, WITH_OPTIMIZER, Bench, Case, able, alternately, example, middle, network
 
 GOAL = 1.0
 BUDGETS = (1.0, 0.5, 0.2)
@@ -52,7 +52,7 @@ def _networks(bench: Bench, case: Case) -> dict[str, Any]:
 
 def _whole_steps(bench: Bench, case: Case) -> dict[str, Any]:
     """Steps with an update by AdamW: eager's fused one, one that ``torch.compile`` compiled, and the bundle's."""
-    bundle = bench.bundle(case, "--target", "cpu", "--method", "train", "--optimizer", "adamw", "--no-check")
+    bundle = bench.bundle(case, *WITH_OPTIMIZER)
     source = ("--optimizer", "--model", bench.source(case))
     return _peaks(
         bench,

@@ -21,9 +21,10 @@ GOAL = 1.0
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of steps: its file of results, the options of the builds and of step.py, and numbers of threads (0: all)."""
+    """A kind of steps: its file of results and goal, the options of the builds and of step.py, and threads (0: all)."""
 
     file: str
+    goal: float = GOAL
     build: tuple[str, ...] = ("--target", "cpu", "--method", "train")
     words: tuple[str, ...] = ()
     threads: tuple[int, ...] = (1, 0)
@@ -86,7 +87,7 @@ def measure_kind(bench: Bench, kind: Kind) -> dict[str, Any]:
         for title, threads in titles[name].items():
             rows[title] = _measured(bench, cases()[name], kind, threads)
         if not bench.quick:
-            partly = {**provenance(), "minutes": 0, "goal": GOAL, **_result(rows)}
+            partly = {**provenance(), "minutes": 0, "goal": kind.goal, **_result(rows)}
             file.write_text(json.dumps(partly, indent=2) + "\n")
     return _result(rows)
 

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from devtools.bench.runner import Bench
+from devtools.bench.runner import WITH_OPTIMIZER, Bench
 from devtools.bench.sections import networks
 
 GOAL = 0.9
 """At the median of the networks, of the better of the peers."""
-WHOLE = networks.Kind(
-    "whole_steps.json", (*networks.STEP.build, "--optimizer", "adamw", "--no-check"), words=("--optimizer",), threads=(1,)
-)
+WHOLE = networks.Kind("whole_steps.json", GOAL, WITH_OPTIMIZER, words=("--optimizer",), threads=(1,))
 
 
 def measure(bench: Bench) -> dict[str, Any]:
