@@ -345,25 +345,3 @@ def test_a_whole_number_of_data_is_refused_with_what_to_write(tmp_path: Path) ->
             forces, energies = each(position, graph)
             found.append([forces, energies, *torch.autograd.grad(forces.square().sum() + energies.sum(), [*each.parameters()])])
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
-
-
-class KeepsLargest(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("largest", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = x.sin()
-
-        def keep(gradient: Tensor) -> None:
-            self.largest.copy_(gradient.abs().amax())
-
-        h.register_hook(keep)
-        return h.tanh()
-
-
-def test_a_hook_that_writes_to_a_buffer_is_refused_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(
-        AotpackError, match=r"in a hook of a gradient(.*\n)*.*test_refusals\.py.*\n.*its caller can register the hook"
-    ):
-        aotpack.build(KeepsLargest(), (torch.randn(3, requires_grad=True),), out=tmp_path / "m", targets=("portable",))

@@ -33,6 +33,8 @@ OF_TYPES = {
     "Second": Trait.DERIVATIVE,
     "SparseGradient": Trait.SPARSE_GRADIENTS,
     "TangentWrite": Trait.TANGENT_WRITES,
+    "StateWrite": Trait.STATE_WRITES,
+    "Writer": Trait.STATE_WRITES,
 }
 """Types that only methods with a trait have."""
 
@@ -59,7 +61,9 @@ READ_BY_ALL = {
         "defaults", "deterministic", "output_symbols", "rng", "touched", "subclasses", "flags", "updates", "lines",
         "function",
     )),
-    *(f"Backward.{name}" for name in ("depends", "second", "subclasses", "sparse", "tangent_writes", "result_sources")),
+    *(f"Backward.{name}" for name in (
+        "depends", "second", "subclasses", "sparse", "tangent_writes", "state_writes", "result_sources",
+    )),
     *(f"Symbol.{name}" for name in ("maximum", "hint", "label")),
     *(f"TensorLeaf.{name}" for name in ("stride", "device", "requires_grad", "subclass", "fixed_stride")),
     "Mutation.hidden_from_autograd", "Mutation.unversioned",
@@ -150,6 +154,7 @@ def writing(primal: schema.Primal = BUFFER, **fields: Any) -> dict[str, Any]:
         (Trait.DERIVATIVE, {"serves": []}),
         (Trait.DERIVATIVE, with_backward(second=schema.Second("train.second"))),
         (Trait.SPARSE_GRADIENTS, with_backward(sparse=[schema.SparseGradient(0, 0)])),
+        (Trait.STATE_WRITES, with_backward(state_writes=[schema.StateWrite(0, 0, [])])),
         (Trait.TANGENT_WRITES, with_backward(tangent_writes=[schema.TangentWrite(0, 0)])),
         (Trait.BASES, {"primals": [schema.SyntheticBasePrimal([], "float32", 1)]}),
         (Trait.BASES, {"primals": [schema.ViewBasePrimal([], "float32", [1], [1])]}),

@@ -39,7 +39,7 @@ from .._torch.tracing.randomness import traced_random
 from .._torch.tracing.state_assignments import SideEffectError
 from ..graph import source_line
 from . import direct, dynamo, export
-from .backward_writes import with_tangent_writes
+from .backward_writes import without_writes
 from .dry_run import repeat
 from .dry_run.branches import Branch, follow, observe
 from .dry_run.eager import explained
@@ -150,7 +150,7 @@ def _attempt(source: FrontEndInput, front_end: str, observed: Sequence[Branch]) 
         followed = follow(source.model, observed, of_numbers=front_end == "trace") if observed else []
         joint, lost = _FRONT_ENDS[front_end](source)
         _check_constants(joint)
-        joint = with_tangent_writes(with_parts_of_gradients(with_dense_results(joint)))
+        joint = without_writes(with_parts_of_gradients(with_dense_results(joint)))
         _check_layouts(joint)
         _check_devices(joint)
     return Captured(joint, source.returned, front_end, lost_checkpoints=lost, branches=tuple(followed))

@@ -334,7 +334,8 @@ class _Candidate:
         with torch.random.fork_rng(devices=[]), as_built(method):
             seen = observe(call, arguments, called, lambda: state_of(model), once=True)
         state = state_of(model)
-        self._is_written = bool(seen.written & state.keys())
+        in_backward = method.backward is not None and bool(method.backward.state_writes)
+        self._is_written = in_backward or bool(seen.written & state.keys())
         if any(tensor is not before.get(path) for path, tensor in state.items()):
             self._loaded, self._is_written = None, False
         for tensor in state.values():

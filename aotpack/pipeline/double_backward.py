@@ -56,6 +56,8 @@ class Gradients(torch.nn.Module):
         problems += [Problem(method.leaves[p.leaf].path, "is written to by the model") for p in inputs]
         if backward.tangent_writes:
             problems.append(Problem("results", "have gradients that a custom backward writes to"))
+        if backward.state_writes:
+            problems.append(Problem("state", "has buffers that a hook or a custom backward writes to"))
         if problems:
             raise UnsupportedError("Second derivatives of this model are not supported.", problems)
 

@@ -65,8 +65,11 @@ def describe_backward(
     gradients, nodes = _gradients(trace, primals, backward)
     sparse = _sparse_gradients(trace, primals, backward, nodes)
     writes = _tangent_writes(trace, backward, nodes)
+    state = _state_writes(trace, primals, backward, nodes)
     depends = _depends(trace, backward, nodes)
-    described = schema.Backward(NOT_STORED, saved, tangents, gradients, depends=depends, sparse=sparse, tangent_writes=writes)
+    described = schema.Backward(
+        NOT_STORED, saved, tangents, gradients, depends=depends, sparse=sparse, tangent_writes=writes, state_writes=state
+    )
     return BackwardPart(described, nodes, values)
 
 
@@ -278,6 +281,17 @@ def _tangent_writes(trace: PartitionedMethod, backward: GraphModule, kept: list[
     added = partition.output_args(backward)[trace.outputs.of_backward.tangent_values]
     for tangent, value in zip(trace.joint.tangent_writes, added, strict=True):
         found.append(schema.TangentWrite(tangent, len(kept)))
+        kept.append(value)  # type: ignore[arg-type]
+    return found
+
+
+def _state_writes(trace: PartitionedMethod, primals: Primals, backward: GraphModule, kept: list[Node]) -> list[schema.StateWrite]:
+    """Add the new values of written buffers to the outputs of the backward, and describe the writes."""
+    found = []
+    added = partition.output_args(backward)[trace.outputs.of_backward.state_values]
+    for (primal, writers), value in zip(trace.joint.state_writes.items(), added, strict=True):
+        described = [schema.Writer(list(one.tangents), [primals.index(i) for i in one.primals]) for one in writers]
+        found.append(schema.StateWrite(primals.index(primal), len(kept), described))
         kept.append(value)  # type: ignore[arg-type]
     return found
 

@@ -73,7 +73,7 @@ def fold(joint: aot_autograd.Joint, parts: partition.Partitioned) -> Folded:
     Without subclasses, nothing changes.
     """
     if joint.gradient_metas is None:
-        return Folded(joint, parts, list(parts.tangents))
+        return Folded(joint, parts, list(parts.tangents[: len(parts.tangents) - len(joint.state_writes)]))
     metadata = joint.metadata
     forward = _Folding(parts.forward.graph)
     primals = forward.fold(metadata.subclass_inp_meta, parts.primals)

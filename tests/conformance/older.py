@@ -54,7 +54,6 @@ if TORCH < (2, 10):
         "input mutation: .data assigned": "Boolean value of Tensor",
         "outputs: a NumPy array": "turns a tensor into a NumPy array",
         "autograd: a backward writes to an argument that it saved": "backward writes to an argument, parameter or buffer",
-        "autograd: a backward writes to a buffer that it saved": "backward writes to an argument, parameter or buffer",
         "state: a parameter is assigned its own data": "Boolean value of Tensor",
         "state: a part is compiled by torch.compile": "dynamo-optimized function",
         "state: a first call that does something else": "scaled: read, and changed",

@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.function import BackwardCFunction
 
+from ..api.backward_writers import BackwardWriters
 from ..api.counting import reached
 from ..api.fake_tensors import overlaps_itself
 from ..api.patching import caller, hooked
@@ -51,13 +52,14 @@ class GradientWriteError(Exception):
 
 
 @contextlib.contextmanager
-def refused_gradient_writes() -> Iterator[None]:
+def refused_gradient_writes() -> Iterator[BackwardWriters]:
     """While a joint graph is traced, reject a write to a gradient that an input has already got, or
     whose elements share memory.
 
     In eager the input is a parameter, which keeps the gradient from before, or another result,
     whose backward sees the write. A graph has one value for both. Eager refuses to write to an
     expanded gradient, or writes to all elements that share an address; a graph writes to a copy.
+    Yields what writes to the model's state.
 
     Raises:
         GradientWriteError: has the source line.
@@ -67,12 +69,14 @@ def refused_gradient_writes() -> Iterator[None]:
     register: Callable[..., Any] = torch.Tensor.register_hook
     writers: dict[int, Any] = {}
     watched_hooks: list[Callable[[Any], Any]] = []
+    state = BackwardWriters(_writes_to)
 
     def checked(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if caller().f_globals.get("__name__") != _AOT_AUTOGRAD:
             return grad(outputs, inputs, *args, **kwargs)
         passed: list[tuple[torch.Tensor, list[int]]] = []
         _put_inputs_first(inputs)
+        state.begin(caller().f_locals["primals"], outputs)
         hooks = [register(x, lambda gradient: passed.append((gradient, _writes_to(gradient)))) for x in inputs if x.requires_grad]
         found = grad(outputs, inputs, *args, **kwargs)
         for hook in hooks:
@@ -84,11 +88,11 @@ def refused_gradient_writes() -> Iterator[None]:
 
     def watched(function: Any, *gradients: Any) -> Any:
         reached("aot-gradient-writes")
-        return noted(function._forward_cls, gradients, lambda: apply(function, *gradients))
+        return noted(function._forward_cls, function, gradients, lambda: apply(function, *gradients))
 
     def registered(tensor: Any, hook: Callable[[Any], Any]) -> Any:
         def watched_hook(gradient: Any) -> Any:
-            return noted(hook, [gradient], lambda: hook(gradient))
+            return noted(hook, tensor, [gradient], lambda: hook(gradient))
 
         if hook in watched_hooks:  # register_hook of a tensor subclass calls itself again
             return register(tensor, hook)
@@ -96,9 +100,10 @@ def refused_gradient_writes() -> Iterator[None]:
         watched_hooks.append(watched_hook)
         return register(tensor, watched_hook)
 
-    def noted(writer: Any, gradients: Any, run: Callable[[], Any]) -> Any:
+    def noted(writer: Any, function: Any, gradients: Any, run: Callable[[], Any]) -> Any:
         before = [(gradient, _writes_to(gradient)) for gradient in gradients if isinstance(gradient, torch.Tensor)]
-        result = run()
+        with state.watch(function):
+            result = run()
         written = [gradient for gradient, count in before if _writes_to(gradient) != count]
         if any(map(overlaps_itself, written)):
             raise GradientWriteError(writer, "whose elements share memory, as the backward of sum() makes it")
@@ -110,7 +115,7 @@ def refused_gradient_writes() -> Iterator[None]:
         hooked("aot-gradient-writes", torch.autograd, "grad", checked),
         hooked("aot-gradient-writes", torch.Tensor, "register_hook", registered),
     ):
-        yield
+        yield state
 
 
 def _put_inputs_first(inputs: Any) -> None:

@@ -29,6 +29,7 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
 )
 
+from ..api.backward_writers import Writer
 from ..api.counting import must_be_reached, reached
 from ..api.fake_tensors import fake_mode_of
 from ..api.graph_modules import lazy_graph_modules
@@ -62,7 +63,10 @@ class Joint:
     number of sparse dimensions. ``sparse_gradients``: the indices of gradients of which the graph
     returns the values of a sparse tensor; its indices follow the gradients, in this order.
     ``tangent_writes``: the indices of tangents that the backward writes to; the graph returns their
-    new values last, in this order.
+    new values after all gradients, in this order. ``state_writes``: the buffers that the backward
+    writes to. The graph takes their values at the time of the backward after the tangents, and
+    returns their new values last, in this order. ``written_in_backward``: what was seen of such
+    writes, by primal.
     """
 
     graph_module: torch.fx.GraphModule
@@ -82,6 +86,8 @@ class Joint:
     sparse: Mapping[int, int] = dataclasses.field(default_factory=dict)
     sparse_gradients: tuple[int, ...] = ()
     tangent_writes: tuple[int, ...] = ()
+    state_writes: Mapping[int, list[Writer]] = dataclasses.field(default_factory=dict)
+    written_in_backward: Mapping[int, list[Writer]] = dataclasses.field(default_factory=dict)
 
     @property
     def outputs(self) -> JointOutputs:
@@ -95,6 +101,7 @@ class Joint:
             gradients=len(self.primal_descriptors) if metas is None else sum(getattr(m, "arg_count", 1) for m in metas),
             sparse=len(self.sparse_gradients),
             written=len(self.tangent_writes),
+            state=len(self.state_writes),
         )
 
     def touches(self, descriptor: desc.AOTInput) -> bool | None:
@@ -163,7 +170,7 @@ def _export_joint(
         changes,
         apply_fixes("aot_autograd", inputs=(args, kwargs)),
         OverlapMutationMode(),
-        refused_gradient_writes(),
+        refused_gradient_writes() as writers,
         dirty.watched(),
         must_be_reached("aot-export"),
         lazy_graph_modules(),
@@ -193,6 +200,7 @@ def _export_joint(
             fake_mode=mode,
             tokens=tokens,
             backward_tokens=state.fw_metadata.num_backward_tokens,
+            written_in_backward=writers.found,
         )
 
 

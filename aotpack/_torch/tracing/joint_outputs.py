@@ -10,7 +10,7 @@ class JointOutputs:
     """The outputs of a joint graph, as named slices.
 
     In order: effect tokens; the forward's, which are mutated values, results and bases; gradients, None
-    included; indices of sparse gradients; new values of tangents that the backward writes to. Fields
+    included; indices of sparse gradients; new values of tangents, and of buffers, that the backward writes to. Fields
     are numbers of outputs. A tensor subclass counts as its parts. Where there are any, ``mutated`` and
     ``result_values`` are right only after they are folded.
 
@@ -26,16 +26,17 @@ class JointOutputs:
     gradients: int
     sparse: int = 0
     written: int = 0
+    state: int = 0
 
     @property
     def of_forward(self) -> JointOutputs:
         """Those of the forward graph, which returns no tokens."""
-        return dataclasses.replace(self, tokens=0, gradients=0, sparse=0, written=0)
+        return dataclasses.replace(self, tokens=0, gradients=0, sparse=0, written=0, state=0)
 
     @property
     def of_backward(self) -> JointOutputs:
         """Those of the backward graph."""
-        return JointOutputs(0, 0, 0, 0, self.gradients, self.sparse, self.written)
+        return JointOutputs(0, 0, 0, 0, self.gradients, self.sparse, self.written, self.state)
 
     @property
     def forward_values(self) -> slice:
@@ -66,5 +67,9 @@ class JointOutputs:
         return slice(self.sparse_indices.stop, self.sparse_indices.stop + self.written)
 
     @property
+    def state_values(self) -> slice:
+        return slice(self.tangent_values.stop, self.tangent_values.stop + self.state)
+
+    @property
     def backward_values(self) -> slice:
-        return slice(self.gradient_values.start, self.tangent_values.stop)
+        return slice(self.gradient_values.start, self.state_values.stop)

@@ -312,6 +312,8 @@ def unsupported(name: str, method: schema.Method) -> list[Problem]:
         problems.append(Problem(name, "has sparse gradients"))
     if method.backward is not None and method.backward.tangent_writes:
         problems.append(Problem(name, "has a backward that writes to the gradient it is given"))
+    if method.backward is not None and method.backward.state_writes:
+        problems.append(Problem(name, "has a backward that writes to a buffer"))
     if has_subclasses(method) and method.symbols:
         problems.append(Problem(name, "takes or returns tensor subclasses, whose sizes vary"))
     if method.rng == "eager":

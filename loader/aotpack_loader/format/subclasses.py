@@ -67,17 +67,19 @@ def forward_arity(method: schema.Method, entries: Mapping[str, schema.StateEntry
 def backward_arity(backward: schema.Backward) -> tuple[int, int]:
     """Number of inputs and outputs of a backward graph."""
     inputs = len(backward.saved) + sum(plain_tensors(tangent.subclass) for tangent in backward.tangents)
+    inputs += len(backward.state_writes)
     return inputs, _flat_count(num_backward_outputs(backward), backward.subclasses)
 
 
 def num_backward_outputs(backward: schema.Backward) -> int:
-    """Number of gradients that the backward graph computes, of indices of sparse ones, and of new values of tangents.
+    """Number of gradients that the backward graph computes, of indices of sparse ones, and of new values of tangents and buffers.
 
     A subclass counts once.
     """
     positions = [position for position in backward.gradients if position is not None]
     positions += [gradient.indices for gradient in backward.sparse]
     positions += [write.output for write in backward.tangent_writes]
+    positions += [write.output for write in backward.state_writes]
     return 1 + max(positions, default=-1)
 
 

@@ -44,6 +44,7 @@ class Trait(Enum):
     NUMBERS = "it returns numbers that vary; return tensors"
     SPARSE_RESULTS = "it returns sparse tensors; return dense ones"
     SPARSE_GRADIENTS = "it has sparse gradients; use sparse=False"
+    STATE_WRITES = "its backward writes to a buffer; update state in forward"
     TANGENT_WRITES = "its backward writes to the gradient it is given; write to a clone"
 
 
@@ -129,6 +130,8 @@ def _of_backward(backward: schema.Backward) -> Iterator[Trait]:
         yield Trait.SPARSE_GRADIENTS
     if backward.tangent_writes:
         yield Trait.TANGENT_WRITES
+    if backward.state_writes:
+        yield Trait.STATE_WRITES
 
 
 def _is_common(tree: schema.Tree) -> bool:

@@ -37,7 +37,7 @@ def validate_program(program: schema.Program, where: str) -> None:
     for rules in (subclasses, modules, interface, containers, features):
         problems = chain(problems, rules.problems(program))
     backwards = [method.backward for method in program.methods.values() if method.backward is not None]
-    if any(backward.sparse or backward.tangent_writes for backward in backwards):
+    if any(backward.sparse or backward.tangent_writes or backward.state_writes for backward in backwards):
         from . import gradient_rules  # few programs have them
 
         problems = chain(problems, gradient_rules.problems(program))

@@ -21,7 +21,8 @@ Changes by version:
   * the feature ``own-graphs``: targets may have programs of their own (M4).
 
 * 1.2 (2026-11-29): the features ``module-flags`` and ``result-sources``, which programs of 1.1 use without the names;
-  the feature ``assigned-state``: ``assigned`` of a program; the feature ``functions``: ``function`` of methods.
+  the feature ``assigned-state``: ``assigned`` of a program; the feature ``functions``: ``function`` of methods;
+  the feature ``state-writes``: ``state_writes`` of a backward.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ SETS_REQUIRES_GRAD: Final = "sets_requires_grad"
 SPARSE_GRADIENTS: Final = "sparse-gradients"
 """The feature of programs with gradients that are sparse tensors (``Backward.sparse``)."""
 
+STATE_WRITES: Final = "state-writes"
+"""The feature of programs whose backward writes to buffers (``Backward.state_writes``)."""
+
 TANGENT_WRITES: Final = "tangent-writes"
 """The feature of programs whose backward writes to gradients that it is given (``Backward.tangent_writes``)."""
 
@@ -74,6 +78,7 @@ KNOWN_FEATURES: Final = frozenset(
         RESULT_SOURCES,
         SETS_REQUIRES_GRAD,
         SPARSE_GRADIENTS,
+        STATE_WRITES,
         TANGENT_WRITES,
     }
 )

@@ -24,7 +24,6 @@ from .views import detach_outputs, detached_outputs
 if TYPE_CHECKING:
     from .checks import Checks, Remembered
     from .second import Before, SecondDerivative
-    from .tangent_writes import Write
 
 Executable = Callable[[list[Any]], list[Any]]
 
@@ -77,7 +76,8 @@ class Differentiable:
         # Such an output requires grad as in eager.
         self.sources = [found or range(len(self.gradients)) for found in sources]
         self.detached = [gradient is None and bool(sources) and all(sources) for gradient in self.gradients]
-        self.tangent_writes = self._tangent_writes(convention) if convention.tangent_writes else []
+        self.tangent_writes = convention.tangent_writes
+        self.state_writes = convention.state_writes
 
     def __call__(self, primals: list[torch.Tensor], environment: Environment) -> list[Any]:
         """Run the forward. Outputs that require grad are attached to autograd."""
@@ -119,12 +119,6 @@ class Differentiable:
         ]
         return self.non_differentiable + idle
 
-    def _tangent_writes(self, convention: schema.Backward) -> list[Write]:
-        from .tangent_writes import Write  # few bundles have them
-
-        found = [(self.tangents[write.tangent].position, write) for write in convention.tangent_writes]
-        return [Write(i, self.visible[i], self.sources[write.tangent], write.output) for i, write in found]
-
     def _primals_behind(self, tangent: int) -> list[int]:
         """Primals whose gradient depends on ``tangent``: the tangent's output was computed from them."""
         return [
@@ -164,6 +158,7 @@ class _Call:
         "returned",
         "shapes",
         "sizes",
+        "state",
         "unchecked",
     )
 
@@ -174,6 +169,7 @@ class _Call:
         self.outputs: list[Any] = []
         self.shapes: list[torch.Size] = []
         self.sizes: list[tuple[torch.Size, torch.dtype]] = []
+        self.state: list[torch.Tensor] = []
         self.unchecked: list[Any] | None = None
         self.hooked = False
         self.remembered: Remembered = []
@@ -250,11 +246,11 @@ def _computed_gradients(
     if method.second is not None and torch.is_grad_enabled():
         return (None, *_differentiated_again(call, method.second, tangents, received))
     written = None
-    if method.tangent_writes:
-        from .tangent_writes import Writes  # few bundles have them
+    if method.tangent_writes or method.state_writes:
+        from .backward_writes import Writes  # few bundles have them
 
-        written = Writes(ctx, method.tangent_writes, gradients, arguments)
-    arguments += tangents
+        written = Writes(ctx, method, gradients, received, arguments)
+    arguments += [*tangents, *call.state]
     results = _run(_backward_of(call), arguments, device)
     if not method.sparse:
         _check_gradients(call, results, method.gradients)  # before the caller's gradients are written to
@@ -344,6 +340,7 @@ def _save(ctx: Any, call: _Call, primals: tuple[torch.Tensor, ...], outputs: lis
     ctx.save_for_backward(*[primals[i] for i in saved.primals], *[_unaliased(outputs[i]) for i in saved.checked])
     ctx.call = call
     call.unchecked = [outputs[i] for i in saved.unchecked]
+    call.state = [primals[write.primal] for write in call.method.state_writes]
 
 
 def _unaliased(value: torch.Tensor) -> torch.Tensor:

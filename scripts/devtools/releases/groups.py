@@ -118,8 +118,8 @@ GROUPS = (
         "builder",
         "Builds: options, sizes, random numbers, recomputation, refusals",
         _files(
-            "assigned_state build branches capture checkpoints gpus methods optimizers overlaps packed process_copy random"
-            " recompute refusals regional rolled_loops size_caches sizes_of_one threads unchanged"
+            "assigned_state backward_writes build branches capture checkpoints gpus methods optimizers overlaps packed"
+            " process_copy random recompute refusals regional rolled_loops size_caches sizes_of_one threads unchanged"
         ),
         code="portable",
     ),

@@ -17,6 +17,7 @@ from .cases_results import RESULTS_AND_WRITES
 from .cases_rules import RULES
 from .cases_untrusted import UNTRUSTED
 from .cases_values import VALUES
+from .cases_writes import WRITES
 from .compiled import COMPILED
 
 __all__ = ["CASES", "Case", "Function"]
@@ -25,7 +26,7 @@ DECLARED = {"flags": "declared_flags", "result_sources": "declared_sources"}
 """Cases of version 1.1, and their names in version 1.2, which names their features."""
 
 CASES: dict[str, Case] = (
-    RESULTS_AND_WRITES | VALUES | AUTOGRAD | DOCUMENTS | UNTRUSTED | RULES | COMPILED | OPTIMIZERS | FUNCTIONS
+    RESULTS_AND_WRITES | VALUES | AUTOGRAD | DOCUMENTS | UNTRUSTED | RULES | COMPILED | OPTIMIZERS | FUNCTIONS | WRITES
 )
 CASES |= {
     new: dataclasses.replace(CASES[old], about=f"`{old}` of a program that names its feature", covers=["V4"])

@@ -51,23 +51,6 @@ class Looked(nn.Module):
         return self.table(i).sin() * torch.gather(x, 0, i[:, None] % 3, sparse_grad=True)
 
 
-class Written(torch.autograd.Function):
-    """Its backward writes to the gradient it is given."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 3
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        gradient[0].mul_(2)
-        return gradient * 4
-
-
-def written(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    return y.sin(), Written.apply(x)  # type: ignore[no-untyped-call]
-
-
 class Curved(nn.Module):
     """Supports derivatives of derivatives."""
 
@@ -320,25 +303,6 @@ AUTOGRAD: dict[str, Case] = {
         Looked,
         lambda: (Own(torch.tensor([2, 0, 2])), t(3, 2, grad=True)),
         lambda: [Call([Own(torch.tensor([1, 1, 2])), t(3, 2, grad=True)]), Call([Own(torch.tensor([0, 3, 0])), t(3, 2)])],
-    ),
-    "tangent_writes": Case(
-        "a backward that writes to the gradient of a result",
-        ["C39", "R11"],
-        of(written),
-        lambda: (t(3, 2, grad=True), t(3, grad=True)),
-        lambda: [
-            Call([t(3, 2, grad=True), t(3, grad=True)]),
-            Call([t(3, 2, grad=True), t(3, grad=True)], more={"then": "retained"}),
-            Call([t(3, 2, grad=True), t(3, grad=True)], more={"heads": [0]}),
-            Call([t(3, 2), t(3, grad=True)]),
-            Call(
-                [t(3, 2, grad=True), t(3, grad=True)],
-                more={"then": "expanded"},
-                refused="R11",
-                kind="AutogradError",
-                contains="share memory",
-            ),
-        ],
     ),
     "control_flow": Case(
         "branches, loops, scans and maps",

@@ -19,6 +19,7 @@ _ARRAY = {"dtype": "float32", "shape": [4]}
 _SUBCLASS = {"base": "subclass", "backward": True}
 _SPARSE = {"base": "sparse_gradients", "backward": True}
 _WRITES = {"base": "tangent_writes", "backward": True}
+_STATE = {"base": "state_writes", "backward": True}
 _SOURCES = {"base": "result_sources", "backward": True}
 
 
@@ -28,6 +29,10 @@ def _sparse(edit: Callable[[Json], object]) -> Callable[[Documents], object]:
 
 def _writes(edit: Callable[[Json], object]) -> Callable[[Documents], object]:
     return _method(lambda m: edit(m["backward"]["tangent_writes"]))
+
+
+def _buffers(edit: Callable[[Json], object]) -> Callable[[Documents], object]:
+    return _method(lambda m: edit(m["backward"]["state_writes"]))
 
 
 def _sources(edit: Callable[[Json], object]) -> Callable[[Documents], object]:
@@ -220,6 +225,14 @@ MORE_INVALID: dict[str, Invalid] = {
         _method(lambda m: _set(m["backward"], "tangent_writes", [{"tangent": 0, "output": 9}])),
         backward=True,
         base="second_derivatives",
+    ),
+    "state_write_unsaid": Invalid("C44", "needs the feature", lambda d: d.program["features"].clear(), **_STATE),
+    "state_write_of_a_parameter": Invalid("C44", "is no buffer", _buffers(lambda w: _set(w[0], "primal", 0)), **_STATE),
+    "state_write_twice": Invalid("C44", "written to twice", _buffers(lambda w: _set(w[1], "primal", w[0]["primal"])), **_STATE),
+    "state_write_of_a_gradient": Invalid("C44", "another meaning", _buffers(lambda w: _set(w[0], "output", 0)), **_STATE),
+    "state_write_by_nothing": Invalid("C44", "nothing writes", _buffers(lambda w: w[0]["writers"].clear()), **_STATE),
+    "state_write_for_no_tangent": Invalid(
+        "C44", "tangents and", _buffers(lambda w: _set(w[0]["writers"][0], "tangents", [9])), **_STATE
     ),
     "sources_of_fewer_results": Invalid("C41", "one entry for each", _sources(lambda s: s.pop()), **_SOURCES),
     "source_of_itself": Invalid("C41", "no other result 0", _sources(lambda s: s[0].append(0)), **_SOURCES),

@@ -205,17 +205,39 @@ class TangentWrite(Document, frozen=True):
     output: Index
 
 
+class Writer(Document, frozen=True):
+    """A hook or a custom backward of the original that writes to a buffer.
+
+    It runs if there is a gradient for one of ``tangents``, and autograd wants that of one of ``primals``.
+    """
+
+    tangents: list[Index]
+    primals: list[Index]
+
+
+class StateWrite(Document, frozen=True):
+    """The backward writes to primal ``primal``, a buffer: its new value is backward output ``output``.
+
+    It is written if all of ``writers`` run, and not written if none runs.
+    """
+
+    primal: Index
+    output: Index
+    writers: list[Writer]
+
+
 class Backward(Document, frozen=True):
-    """The backward graph and its calling convention: inputs are ``saved`` then ``tangents``.
+    """The backward graph and its calling convention: inputs are ``saved``, ``tangents``, then the primals of ``state_writes``.
 
     ``gradients[i]`` is the backward output with the gradient of primal i; null: it has none.
     ``depends[j]`` lists the tangents that backward output j depends on. If none of them was passed,
     there is no gradient, as in eager, rather than zeros. Empty: every output depends on every tangent.
     ``second``: a method for derivatives of the gradients; null: there is none. ``subclasses[j]``
     is the subclass that backward output j is rebuilt as; empty: none is a subclass. ``sparse``: the
-    gradients that are sparse tensors. ``tangent_writes``: the tangents that the original's backward
-    writes to. ``result_sources[i]`` lists the results that the original computes result i from, and
-    whose gradient this backward does not compute; empty: not recorded, or there are none.
+    gradients that are sparse tensors. ``tangent_writes`` and ``state_writes``: the tangents and
+    buffers that the original's backward writes to. ``result_sources[i]`` lists the results that the
+    original computes result i from, and whose gradient this backward does not compute; empty: not
+    recorded, or there are none.
     """
 
     graph: Descriptor
@@ -227,6 +249,7 @@ class Backward(Document, frozen=True):
     subclasses: list[Subclass | None] = []
     sparse: list[SparseGradient] = []
     tangent_writes: list[TangentWrite] = []
+    state_writes: list[StateWrite] = []
     result_sources: list[list[Index]] = []
 
 
