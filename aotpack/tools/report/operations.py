@@ -282,6 +282,7 @@ def _backward_inputs(
     for tangent in backward.tangents:
         label = f"gradient of {results.get(tangent.output, f'output {tangent.output}')}"
         described += [("tangent", label + part, "") for part in subclasses.part_names(tangent.subclass)]
+    described += [("buffer", primal_name(method, write.primal), "") for write in backward.state_writes]
     return [
         Input(name, kind, label, sizes.type(value), sizes.bytes(value), source)  # type: ignore[arg-type]
         for name, value, (kind, label, source) in zip(graph.inputs, graph.input_values, described, strict=False)
@@ -291,10 +292,15 @@ def _backward_inputs(
 def _backward_outputs(method: schema.Method, backward: schema.Backward, graph: schema.Graph) -> list[Output]:
     makers = result_makers(graph)
     positions = subclasses.part_positions(subclasses.of_gradients(backward))
-    return [
+    gradients = [
         Output("gradient", primal_name(method, primal), makers.get(output.name, output.name))
         for primal, position in enumerate(backward.gradients)
         if position is not None and position < len(positions)
         for output in graph.outputs[positions[position].start : positions[position].stop]
         if isinstance(output, schema.ValueRef)
+    ]
+    return gradients + [
+        Output("mutation", primal_name(method, write.primal), makers.get(output.name, output.name))
+        for write in backward.state_writes
+        if isinstance(output := graph.outputs[write.output], schema.ValueRef)
     ]

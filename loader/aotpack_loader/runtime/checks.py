@@ -77,6 +77,7 @@ class Checks:
         words = [self._saved_name(saved) for saved in convention.saved]
         words += _parts([f"the tangent of output {tangent.output}" for tangent in convention.tangents], tangents)
         strides = [not (isinstance(s, schema.SavedOutput) and s.output in private) for s in convention.saved]
+        words += [f"the value of {self._paths[write.primal]}" for write in convention.state_writes]
         strides += [True] * (len(words) - len(strides))
         at = f"{self._name}.backward"
         self._backward_inputs = [
