@@ -119,7 +119,8 @@ GROUPS = (
         "Builds: options, sizes, random numbers, recomputation, refusals",
         _files(
             "assigned_state backward_writes build branches capture checkpoints gpus methods optimizers overlaps packed"
-            " process_copy random recompute refusals regional rolled_loops size_caches sizes_of_one threads unchanged"
+            " process_copy random recompute refusals regional rolled_loops size_caches sizes_of_one threads"
+            " unchanged vmapped_sizes"
         ),
         code="portable",
     ),

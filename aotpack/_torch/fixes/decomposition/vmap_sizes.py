@@ -17,6 +17,7 @@ from torch._decomp import decomposition_table
 
 from ...api.dispatch_rules import batched
 from ..applying import counted
+from .vmap_images import IMAGES
 
 _ID = "decomposition-vmap-of-varying-batches"
 _aten = torch.ops.aten
@@ -198,6 +199,32 @@ def _solve(shared: set[int], matrix: Tensor, right: Tensor, *, left: bool = True
     return _aten._linalg_solve_ex(matrix, right, left=left, check_errors=check_errors)
 
 
+def _aligned(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """An operator of two tensors that are broadcast, element by element."""
+
+    def rule(shared: object, one: Tensor, other: Tensor) -> Tensor:
+        return operator(_beside_rows(one, other), _beside_rows(other, one))
+
+    return rule
+
+
+def _cross(shared: object, one: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
+    return _aten.linalg_cross(one, other, dim=dim if dim < 0 else dim + 1)
+
+
+def _kl_div(shared: object, x: Tensor, target: Tensor, reduction: int = 1, *, log_target: bool = False) -> Tensor:
+    x, target = _beside_rows(x, target), _beside_rows(target, x)
+    loss = target.exp() * (target - x) if log_target else torch.xlogy(target, target) - target * x
+    if reduction == 0 or loss.dim() == 1:
+        return loss
+    return loss.flatten(1).mean(1) if reduction == 1 else loss.flatten(1).sum(1)
+
+
+def _bilinear(shared: object, one: Tensor, other: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    found = torch.einsum("b...i,boij,b...j->b...o", one, weight, other)
+    return found if bias is None else found + _beside_rows(bias, found)
+
+
 _BATCHED: dict[Any, Callable[..., Any]] = {
     **{
         operator: _along(operator)
@@ -223,6 +250,11 @@ _BATCHED: dict[Any, Callable[..., Any]] = {
     _aten.convolution.default: _convolution,
     _aten.convolution_backward.default: _convolution_backward,
     _aten._linalg_solve_ex.default: _solve,
+    _aten.bilinear.default: _bilinear,
+    _aten.kl_div.default: _kl_div,
+    _aten.linalg_cross.default: _cross,
+    _aten.xlogy.Tensor: _aligned(_aten.xlogy.Tensor),
+    **IMAGES,
 }
 _DECOMPOSED = (
     _aten.nll_loss_forward.default,

@@ -85,7 +85,7 @@ FIXES = (
     _fix(
         id="decomposition-vmap-of-varying-batches",
         severity="refuses",
-        summary="`vmap` of `layer_norm`, `gather`, convolutions and others fixes the size of its batch.",
+        summary="`vmap` of `layer_norm`, `gather`, convolutions, pools and others fixes the size of its batch.",
         searched="2026-11-29",
         apply="fixes.decomposition.vmap_sizes:keep_batches_of_vmap",
         patches=tuple(
@@ -99,6 +99,17 @@ FIXES = (
                 *("convolution.default", "convolution_backward.default", "_linalg_solve_ex.default"),
                 *("nll_loss_forward.default", "nll_loss_backward.default"),
                 *("nll_loss2d_forward.default", "nll_loss2d_backward.default", "embedding_dense_backward.default"),
+                *("bilinear.default", "kl_div.default", "linalg_cross.default", "xlogy.Tensor", "native_batch_norm.default"),
+                *("reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default"),
+                *("replication_pad1d.default", "replication_pad2d.default", "replication_pad3d.default"),
+                *("upsample_linear1d.default", "upsample_nearest1d.default", "upsample_bilinear2d.default"),
+                *("upsample_bicubic2d.default", "upsample_nearest2d.default", "_upsample_nearest_exact2d.default"),
+                "upsample_trilinear3d.default",
+                *("upsample_nearest3d.default", "im2col.default", "col2im.default", "avg_pool2d.default", "avg_pool3d.default"),
+                *("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default", "adaptive_max_pool2d.default"),
+                *("adaptive_max_pool3d.default", "max_pool2d_with_indices.default", "max_pool3d_with_indices.default"),
+                *("grid_sampler_2d.default", "grid_sampler_3d.default", "pixel_shuffle.default", "pixel_unshuffle.default"),
+                "_scaled_dot_product_flash_attention_for_cpu.default",
             )
         ),
     ),
