@@ -209,7 +209,8 @@ def _aligned(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _cross(shared: object, one: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
-    return _aten.linalg_cross(one, other, dim=dim if dim < 0 else dim + 1)
+    found: Tensor = torch.linalg.cross(one, other, dim=dim if dim < 0 else dim + 1)
+    return found
 
 
 def _kl_div(shared: object, x: Tensor, target: Tensor, reduction: int = 1, *, log_target: bool = False) -> Tensor:
