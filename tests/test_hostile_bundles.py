@@ -708,6 +708,21 @@ def test_names_of_many_modules(tmp_path: Path) -> None:
     bounded(changed(tmp_path / "m", change), 8, "more than 131072 modules")
 
 
+def test_attributes_and_parameters_are_bounded(tmp_path: Path) -> None:
+    """1.9 million attributes, and a million parameters, were loaded in 6 s and 7 s."""
+
+    def attributes(documents: Documents) -> None:
+        names = [f"a{i}" for i in range(2**18 + 1)]
+        documents.program |= {"module_classes": [{"name": "a.B"}]}
+        documents.program["modules"] = [{"kind": 0, "name": "", "attributes": dict.fromkeys(names, 1)}]
+
+    def parameters(documents: Documents) -> None:
+        documents.program["signature"] = [{"name": f"p{i}", "kind": "keyword_only"} for i in range(2**16 + 1)]
+
+    bounded(changed(tmp_path / "a", attributes), 4, "more than 262144 attributes")
+    bounded(changed(tmp_path / "p", parameters), 4, "more than 65536 parameters")
+
+
 def test_expressions_are_bounded_together(tmp_path: Path) -> None:
     """8 MB of them took 28 s."""
 

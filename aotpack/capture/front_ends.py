@@ -26,6 +26,7 @@ from .._torch.api.averages import traced_averages
 from .._torch.api.causal_masks import unknown_masks_kept
 from .._torch.api.diagonals import DiagonalFills
 from .._torch.api.distributions import asserted_distributions
+from .._torch.api.encoders import padding_made_zero
 from .._torch.api.factories import VaryingFactories
 from .._torch.api.inference import traced_inference
 from .._torch.api.moves import unmoved_modules
@@ -222,6 +223,7 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         unknown_masks_kept(),
         unmoved_modules(),
         traced_averages(),
+        padding_made_zero(),
         traced_inference(),
         packed_sequences(),
     ):

@@ -178,6 +178,27 @@ def _soft_margin_loss_backward(gradient: torch.Tensor, x: torch.Tensor, target: 
     return slope / x.numel() if reduction == 1 else slope
 
 
+@pw_cast_for_opmath
+def _nll_loss_backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: torch.Tensor,
+) -> torch.Tensor:
+    """The gradient of ``nll_loss``, zero beside the labels. torch's rule multiplies by that zero: NaN, if a weight is."""
+    of_classes = 0 if x.dim() < 2 else 1
+    shape = [x.shape[dim] if dim == of_classes else 1 for dim in range(x.dim())]
+    labels = (target[0] if x.dim() == 1 and target.dim() else target).unsqueeze(of_classes)
+    slope = -gradient / total_weight if reduction == 1 else -gradient
+    slope = slope.unsqueeze(of_classes) if 0 < slope.dim() < x.dim() else slope
+    slope = slope if weight is None else slope * weight.view(shape)
+    classes = torch.arange(x.shape[of_classes], device=x.device).view(shape)
+    return torch.where((classes == labels) & (labels != ignore_index), slope, 0)
+
+
 def _lerp(start: torch.Tensor, end: torch.Tensor, weight: Any) -> Any:
     """``lerp`` with a number that is not known. torch's rule chooses a formula by its value."""
     if not isinstance(weight, torch.SymFloat):
@@ -200,6 +221,16 @@ def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> A
 def _sgn(x: torch.Tensor) -> torch.Tensor:
     """``sgn``. Of complex numbers it is one call: torch's rule makes seven, with ``abs`` again, in the gradient of ``abs``."""
     return NotImplemented if x.is_complex() else torch.sign(x)
+
+
+def _to_copy(x: torch.Tensor, *, dtype: torch.dtype | None = None, **how: Any) -> Any:
+    """A cast. One from or to complex numbers is a call of ATen's kernel.
+
+    The kernel of ``prims`` is in Python. What it returns requires gradients where ``x`` does, also under ``no_grad``.
+    """
+    if x.is_complex() or (dtype is not None and dtype.is_complex):
+        return NotImplemented
+    return decompositions[torch.ops.aten._to_copy.default](x, dtype=dtype, **how)
 
 
 def _roll(x: torch.Tensor, shifts: Any, dims: Any = ()) -> torch.Tensor:
@@ -264,9 +295,12 @@ _OWN: Rules = {
     torch.ops.aten.index_fill.int_Scalar: _index_fill,
     torch.ops.aten.index_fill.int_Tensor: _index_fill,
     torch.ops.aten.lerp.Scalar: _lerp,
+    torch.ops.aten.nll_loss_backward.default: _nll_loss_backward,
+    torch.ops.aten.nll_loss2d_backward.default: _nll_loss_backward,
     torch.ops.aten.pow.Tensor_Scalar: _pow,
     torch.ops.aten.sgn.default: _sgn,
     torch.ops.aten.signbit.default: _signbit,
+    torch.ops.aten._to_copy.default: _to_copy,
     torch.ops.aten.var.correction: _var,
     torch.ops.aten.var_mean.correction: _var_mean,
     torch.ops.aten.remainder.Scalar: _remainder,

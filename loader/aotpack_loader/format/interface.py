@@ -11,12 +11,18 @@ from .subclasses import data_problem
 
 ASSIGNED = "aotpack_state"
 """The keyword argument that holds the buffers to which a call assigns (N6)."""
+MAX_PARAMETERS = 2**16
+"""Of ``forward``. A load makes an object for each of them."""
 
 
 def problems(program: schema.Program) -> Iterator[Problem]:
     """N5: values are plain data, and paths are those of modules. N6: assigned buffers are an argument."""
     yield from assigned_problems(program)
-    for i, parameter in enumerate(program.signature or []):
+    parameters = program.signature or []
+    if len(parameters) > MAX_PARAMETERS:
+        yield Problem("$.signature", f"N5: there are more than {MAX_PARAMETERS} parameters")
+        return
+    for i, parameter in enumerate(parameters):
         if problem := data_problem(parameter.default):
             yield Problem(f"$.signature[{i}]", f"N5: its default {problem}")
     recorded = program.pretrained

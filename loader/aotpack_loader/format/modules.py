@@ -13,6 +13,8 @@ MAX_DEPTH = 64
 """Of modules in modules, shared ones counted wherever they stand: torch walks them recursively."""
 MAX_MODULES = 2**17
 """Modules of a program, shared ones counted wherever they stand: torch walks all of these paths, as for `repr`."""
+MAX_ATTRIBUTES = 2**18
+"""Attributes of all modules of a program. A load sets each of them."""
 
 
 def problems(program: schema.Program) -> Iterator[Problem]:
@@ -80,6 +82,8 @@ def _order_problems(program: schema.Program) -> Iterator[Problem]:
             sizes[path] += size
             heights[path] = max(heights[path], levels + height)
         above.append(name)
+    if sum(len(module.attributes) for module in program.modules) > MAX_ATTRIBUTES:
+        yield Problem("$.modules", f"N1: they have more than {MAX_ATTRIBUTES} attributes")
     if sizes[""] > MAX_MODULES:
         yield Problem("$.modules", f"N2: there are more than {MAX_MODULES} modules, shared ones counted wherever they stand")
 

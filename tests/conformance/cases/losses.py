@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from devtools.harness import Case, Spec, case, const, g, ints, t
 
 _PADDED = torch.tensor([[2, 0, -1, 1], [3, -1, -1, -1], [0, 1, 2, 3], [-1, 2, 2, 2]])
+_LARGE = torch.tensor([[3e38, -3e38, 1.0, 2.0], [1, 2, 3, 4], [0, 0, 0, 0], [4, 3, 2, 1]]).requires_grad_()
 _REDUCTIONS = ("none", "mean", "sum")
 
 
@@ -18,6 +19,11 @@ def multilabel_margins(x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
 
 def margins(x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     return tuple([F.multi_margin_loss(x, labels, p=p, reduction=how) for how in _REDUCTIONS for p in (1, 2)])
+
+
+def weighed(x: Tensor, labels: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    """A weight of NaN, infinity or zero counts at its own label alone."""
+    return tuple([F.nll_loss(x, labels, weight, reduction=how) for how in _REDUCTIONS])
 
 
 def rounded(*shape: int) -> Spec:
@@ -50,10 +56,27 @@ def normed(x: Tensor, weight: Tensor, bias: Tensor) -> list[Tensor]:
 
 CASES: list[Case] = [
     *(
+        case(
+            f"losses: a class weight of {weight}, {name}, {target}",
+            weighed,
+            scores,
+            const(labels),
+            const(torch.tensor([weight, 1, 0])),
+            targets=(target,),
+        )
+        for target in ("portable", "cpu")
+        for weight in (float("nan"), 0.0)
+        for name, scores, labels in (
+            ("rows", g(4, 3), torch.tensor([0, 1, 2, -100])),
+            ("images", g(2, 3, 1, 2), torch.tensor([[[0, 1]], [[2, 0]]])),
+        )
+    ),
+    *(
         case(f"losses: {name}, {target}", function, scores, labels, targets=(target,))
         for target in ("portable", "cpu")
         for name, function, scores, labels in (
             ("labels padded with -1", multilabel_margins, g(4, 4), const(_PADDED)),
+            ("margins near the largest number", multilabel_margins, const(_LARGE), const(_PADDED)),
             ("labels of one example", multilabel_margins, g(4), const(_PADDED[0])),
             ("the label of one example", margins, g(4), const(torch.tensor(2))),
             ("margins just met", margins, rounded(6, 4), ints(6, high=4)),

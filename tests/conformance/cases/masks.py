@@ -24,6 +24,11 @@ def padding(length: int) -> Spec:
     return lambda generator: torch.arange(length).expand(2, length) >= torch.tensor([[length], [length - 2]])
 
 
+def first_hidden(length: int) -> Spec:
+    """Padding at the start, which eager leaves in."""
+    return lambda generator: torch.arange(length).expand(2, length) < torch.tensor([[0], [2]])
+
+
 class Encoding(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -32,6 +37,20 @@ class Encoding(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor, padding: Tensor | None = None) -> Tensor:
         result: Tensor = self.encoder(x, mask=mask, src_key_padding_mask=padding)
+        return result
+
+
+class Padded(nn.Module):
+    """In inference eager takes padding at the end of the rows out, and returns zeros there before the last norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8))
+        nn.init.ones_(self.encoder.norm.bias)  # type: ignore[union-attr, arg-type]
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        result: Tensor = self.encoder(x, src_key_padding_mask=padding)
         return result
 
 
@@ -63,6 +82,13 @@ CASES: list[Case] = [
         for end in ("export", "trace")
     ),
     module_case("masks: of lengths that vary, cpu", Encoding, g(2, 5, 8), causal(5), targets=("cpu",), **_VARYING),
+    module_case(
+        "masks: padding that eager takes out",
+        Padded,
+        g(2, 5, 8),
+        padding(5),
+        calls=(TRAIN, INFER, Call(2, training=False, grad=False, inputs=inputs(g(2, 5, 8), first_hidden(5)))),
+    ),
     module_case("masks: with padding", Encoding, g(2, 5, 8), causal(5, torch.bool), padding(5)),
     module_case(
         "masks: a decoder's is cut out of a buffer",

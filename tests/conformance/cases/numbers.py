@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from devtools.harness import Call, Case, MakeInputs, Spec, case, const, g, t
+from devtools.harness import INFER, Call, Case, MakeInputs, Spec, case, const, g, t
 
 
 def positions(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -259,7 +259,32 @@ _REFUSED: dict[str, tuple[Callable[..., object], tuple[Tensor, ...], str]] = {
 }
 REFUSED = {f"numbers: {name} (eager raises)": message for name, (_, _, message) in _REFUSED.items()}
 
+
+def complex_leaf(generator: torch.Generator) -> Tensor:
+    return torch.randn(3, 4, generator=generator, dtype=torch.complex128).requires_grad_()
+
+
+def narrowed(z: Tensor) -> Tensor:
+    """A cast of complex numbers, whose result requires no gradient under ``no_grad``."""
+    return z.to(torch.complex64)
+
+
+def quotients_by_small_numbers(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    return a // b, torch.div(a, b, rounding_mode="trunc")
+
+
+_SMALL = torch.tensor([1e-40, -1e-40, 1e-45, 3e-39, -2e-42, 0.0, 1.0, -0.3]).expand(6, 8).contiguous()
+_ANY = torch.tensor([1.0, -2.2e10, 1e-40, 0.0, 3e38, float("inf")]).view(6, 1).expand(6, 8).contiguous()
+
 CASES: list[Case] = [
+    *(
+        case(f"numbers: {name}, {target}", function, *given, calls=(INFER,), targets=(target,))
+        for target in ("portable", "cpu")
+        for name, function, given in (
+            ("complex ones are cast in inference", narrowed, (complex_leaf,)),
+            ("quotients by subnormal ones", quotients_by_small_numbers, (const(_ANY), const(_SMALL))),
+        )
+    ),
     *(
         case(f"numbers: {name}, {target}", function, *specs, targets=(target,))
         for name, function, specs, *targets in (

@@ -33,8 +33,8 @@ def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: in
     is_target = (classes == torch.where(is_label, labels, -1).unsqueeze(-1)).any(1)
     of_labels = scores.gather(-1, torch.where(is_label, labels, 0))
     margins = 1 - of_labels.unsqueeze(2) + scores.unsqueeze(1)
-    margins = torch.where(margins > 0, margins, 0) / count  # NaN counts nothing, unlike relu's
-    losses = torch.where(is_label.unsqueeze(2) & ~is_target.unsqueeze(1), margins, 0).sum((1, 2))
+    margins = torch.where(margins > 0, margins, 0)  # NaN counts nothing, unlike relu's
+    losses = torch.where(is_label.unsqueeze(2) & ~is_target.unsqueeze(1), margins, 0).sum((1, 2)) / count
     return _reduced(losses, reduction, alone=x.dim() == 1), is_target.to(x.dtype).reshape(target.shape)
 
 

@@ -271,6 +271,13 @@ HOOKS = (
         patches=("torch.nn.modules.batchnorm._BatchNorm.forward", "torch.nn.modules.batchnorm.SyncBatchNorm.forward"),
     ),
     Hook(
+        id="encoder-padding",
+        component="decomposition",
+        summary="Makes padded positions of a `TransformerEncoder` zero in inference, as eager's nested tensors do.",
+        module="api.encoders",
+        patches=("torch.nn.modules.transformer.TransformerEncoder.forward",),
+    ),
+    Hook(
         id="traced-optimizers",
         component="aot_autograd",
         summary="Traces the extremes of numbers that Adafactor reads from tensors, and steps for accelerators on the CPU.",

@@ -165,7 +165,8 @@ def round_quotients_down() -> Iterator[None]:
             below = ops.floor(whole)
             nearest = ops.where(ops.gt(ops.sub(whole, below), half), ops.add(below, one), below)
             nearest = ops.where(ops.ne(whole, zero), nearest, ops.mul(plain, zero))
-            return ops.where(ops.ne(b, zero), nearest, plain)
+            overflows = ops.and_(ops.isinf(plain), ops.eq(ops.sub(a, a), zero))
+            return ops.where(ops.or_(ops.eq(b, zero), overflows), plain, nearest)
 
         return lowering.make_pointwise(rounded)(a, b)
 
