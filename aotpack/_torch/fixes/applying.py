@@ -42,13 +42,15 @@ def fixes_of(component: Component | None = None) -> list[Fix]:
 
 
 @contextlib.contextmanager
-def apply_fixes(component: Component, **facts: Any) -> Iterator[None]:
-    """Apply the fixes of one component for the duration of a block; ``facts`` are the keyword
-    arguments of some fixes.
+def apply_fixes(component: Component, *, besides: str = "", **facts: Any) -> Iterator[None]:
+    """Apply the fixes of one component for the duration of a block, except those that patch a module of torch.
+
+    ``besides``: how the names of that module's contents begin. ``facts``: the keyword arguments of some fixes.
     """
     with contextlib.ExitStack() as stack:
         for fix in fixes_of(component):
-            if fix.kind == "context":
+            left_out = besides and any(name.startswith(besides) for name in fix.patches)
+            if fix.kind == "context" and not left_out:
                 stack.enter_context(_function(fix)(**{name: facts[name] for name in fix.takes}))
         yield
 

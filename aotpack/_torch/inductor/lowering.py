@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -172,11 +172,11 @@ def lower_in_copy(lower: Callable[[], Library]) -> Library:
 
 def _lower(graph: GraphToLower, codes: Sequence[Code], free: Collection[int]) -> list[Library]:
     if copies_are_made():
-        return _Lowering(graph, codes, free).run()
-    return [library for code in codes for library in _Lowering(graph, [code], free).run()]
+        return Lowering(graph, codes, free).run()
+    return [library for code in codes for library in Lowering(graph, [code], free).run()]
 
 
-class _Lowering:
+class Lowering:
     """One run of Inductor over a graph. Only the outputs ``free`` may have other strides."""
 
     def __init__(self, graph: GraphToLower, codes: Sequence[Code], free: Collection[int]) -> None:
@@ -204,12 +204,33 @@ class _Lowering:
         send_sources(self.here)
         return self.libraries
 
+    graph_class: ClassVar[type[WatchedGraph]]
+
     def _compile(self) -> None:
-        class Watched(_WatchedGraph):
+        class Watched(self.graph_class):  # type: ignore[name-defined,misc]
             lowering = self
 
         module = self.graph.module
-        options = {
+        with (
+            self._stack,
+            torch.no_grad(),
+            tool_chain(lambda: self.here),
+            must_be_reached("inductor-graph-lowering", "inductor-second-trace", "inductor-tool-chain"),
+            self._changes(),
+            constant("inductor-graph-lowering", compile_fx, "GraphLowering", Watched),
+            without_second_trace(self.graph.relaid),
+        ):
+            flat, options = compile_fx._aoti_flatten_inputs(module, tuple(self.graph.inputs), options=self._options())
+            try:
+                inner: Any = self._compile_inner
+                with _compiling_state_context():
+                    compile_fx.compile_fx_aot(module, flat, inner_compile=inner, config_patches=options)
+            except Exception as error:
+                raise LoweringError(f"{type(error).__name__}: {error}", self.working) from error
+
+    def _options(self) -> dict[str, Any]:
+        """Inductor's options."""
+        return {
             "cpp.dynamic_threads": True,
             "cpp.enable_kernel_profile": False,
             "fallback_random": True,
@@ -218,14 +239,15 @@ class _Lowering:
             "aot_inductor.compile_wrapper_opt_level": WRAPPER_LEVEL,
             **OPTIONS,
             # A loop's operands and results may be one buffer, of which Inductor's reuse in place does not know.
-            "inplace_buffers": not any(map(_is_loop, module.graph.nodes)),
+            "inplace_buffers": not any(map(_is_loop, self.graph.module.graph.nodes)),
             **self.codes[0].options,
         }
+
+    @contextlib.contextmanager
+    def _changes(self) -> Iterator[None]:
+        """Changes of Inductor that the graph's device needs."""
+        module = self.graph.module
         with (
-            self._stack,
-            torch.no_grad(),
-            tool_chain(lambda: self.here),
-            must_be_reached("inductor-graph-lowering", "inductor-second-trace", "inductor-tool-chain"),
             apply_fixes("inductor", module=module, saved=self.graph.free),
             plain_additions(),
             costly_operands_stored(),
@@ -235,28 +257,24 @@ class _Lowering:
             buffers_freed_early(),
             memory_freed_early(),
             refuse_negative_rows(),
-            constant("inductor-graph-lowering", compile_fx, "GraphLowering", Watched),
             kernel_events(self.graph.key, module),
-            without_second_trace(self.graph.relaid),
         ):
-            flat, options = compile_fx._aoti_flatten_inputs(module, tuple(self.graph.inputs), options=options)
-            try:
-                inner: Any = self._compile_inner
-                with _compiling_state_context():
-                    compile_fx.compile_fx_aot(module, flat, inner_compile=inner, config_patches=options)
-            except Exception as error:
-                raise LoweringError(f"{type(error).__name__}: {error}", self.working) from error
+            yield
 
     def _compile_inner(self, module: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         """Compile the graph that Inductor made of ours; its free outputs are no results."""
         real_gradients_of_spectra(module)
         fix_graph("inductor", module)
         as_indexing(module)
-        added_in_place(module)
-        rewritten(module)
+        self._rewrite(module)
         result = output_node(module)
         result.meta["user_visible_output_idxs"] = [i for i in result.meta["user_visible_output_idxs"] if i not in self.free]
         return compile_fx.compile_fx_inner(module, *args, **{**kwargs, "is_inference": not self.graph.training})
+
+    def _rewrite(self, module: torch.fx.GraphModule) -> None:
+        """Rewrite the graph that Inductor made of ours for the graph's device."""
+        added_in_place(module)
+        rewritten(module)
 
     def note_layouts(self, results: Sequence[Any]) -> None:
         """Keep how the code will write the results.
@@ -290,10 +308,10 @@ def _is_loop(node: torch.fx.Node) -> bool:
     return node.target in (torch.ops.higher_order.while_loop, torch.ops.higher_order.scan)
 
 
-class _WatchedGraph(GraphLowering):
+class WatchedGraph(GraphLowering):
     """Inductor's lowering of a graph, with eager's strides and donated inputs."""
 
-    lowering: ClassVar[_Lowering]
+    lowering: ClassVar[Lowering]
     contiguous: Sequence[torch.fx.Node] = ()
     converted: Sequence[torch.fx.Node] = ()
 
@@ -342,6 +360,9 @@ class _WatchedGraph(GraphLowering):
         except Exception:
             self.lowering.working = _origins(getattr(self.scheduler, "current_node", None))  # null before code generation starts
             raise
+
+
+Lowering.graph_class = WatchedGraph
 
 
 def _origins(kernel: Any) -> list[torch.fx.Node]:

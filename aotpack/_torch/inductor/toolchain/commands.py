@@ -114,6 +114,16 @@ class Library:
         self._link = ""
         self._made: Future[None] | None = None
 
+    device = "cpu"
+
+    def finished(self, wrapper: str) -> str:
+        """The source of a wrapper as it is compiled."""
+        return finished_wrapper(wrapper, self.products, self.runs)
+
+    def linked(self, link: str) -> str:
+        """The linker's command as it runs."""
+        return linked_to_stub(link, folder_of_headers())
+
     def take(self, command: str, cwd: str) -> None:
         """Replaces Inductor's ``run_compile_cmd``: records the commands of this library, and runs
         others (headers).
@@ -131,7 +141,7 @@ class Library:
             self._objects.append(command)
             target.touch()
         elif "-E" in words:
-            preprocess(command, cwd, compiler=compiler_version(), folder=_folder_of_headers(), run=_run_compiler)
+            preprocess(command, cwd, compiler=compiler_version(), folder=folder_of_headers(), run=_run_compiler)
         else:
             _run_compiler(command, cwd)
 
@@ -172,8 +182,7 @@ class Library:
             link = link.replace(made, f"{made} {shlex.quote(os.fspath(compiled))}")
         for each in running:
             each.result()
-        link = linked_to_stub(link, _folder_of_headers())
-        workers.submit(_run_compiler, link, folder).result()
+        workers.submit(_run_compiler, self.linked(link), folder).result()
         # The build id is a hash over the stripped sections, and so depends on the folder of the
         # sources.
         strip = ["strip", "--strip-unneeded", "--remove-section=.note.gnu.build-id", os.fspath(self.output)]
@@ -297,9 +306,9 @@ def _flags_of_ours(current: Callable[[], Library]) -> Iterator[None]:
     class Renamed(compiler):  # type: ignore[misc,valid-type]
         @classmethod
         def compile(cls, graph: Any, wrapper_code: str, kernel_code: str, *args: Any, **kwargs: Any) -> Any:
-            wrapper_code, interface = without_interface(wrapper_code)
+            wrapper_code, interface = without_interface(wrapper_code, current().device)
             current().interface = interface and with_kernel_errors(interface)
-            wrapper_code = f'#line 1 "wrapper.cpp"\n{finished_wrapper(wrapper_code, current().products, current().runs)}'
+            wrapper_code = f'#line 1 "wrapper.cpp"\n{current().finished(wrapper_code)}'
             kernels = with_functions(with_hoisted_numbers(kernel_code))
             kernel_code = f'#line 1 "kernel.cpp"\n{kernels}' if kernel_code else kernel_code
             return super().compile(graph, wrapper_code, kernel_code, *args, **kwargs)
@@ -311,7 +320,7 @@ def _flags_of_ours(current: Callable[[], Library]) -> Iterator[None]:
         yield
 
 
-_MODEL_BASE = Path("torch", "csrc", "inductor", "aoti_runtime", "model_base.h")
+_RUNTIME = Path("torch", "csrc", "inductor", "aoti_runtime")
 _WITHOUT_REGEX = {
     "#include <regex>": "#include <functional>",
     """\
@@ -327,6 +336,8 @@ _WITHOUT_REGEX = {
     "sm[3].matched": "colon != std::string::npos",
     "sm[3].str()": "device_str.substr(colon + 1)",
 }
+_WITHOUT_HALVES = {f"#include <cuda_{name}.h>\n": "" for name in ("bf16", "fp16", "fp8")}
+_OWN = {_RUNTIME / "model_base.h": _WITHOUT_REGEX, _RUNTIME / "utils_cuda.h": _WITHOUT_HALVES}
 
 
 def _own_headers(include: Path) -> Path | None:
@@ -334,25 +345,30 @@ def _own_headers(include: Path) -> Path | None:
     headers differ from the known ones.
 
     AOTInductor's code parses the name of its device with a regular expression. That is half of the
-    C++ compiler's work and half of a small library, and it runs whenever a library is opened. The
+    C++ compiler's work and half of a small library, and it runs whenever a library is opened. Code for
+    GPUs includes types of CUDA that it does not use, and which need another package of NVIDIA's. The
     folder is next to torch's precompiled headers, which are rebuilt for every path.
     """
-    text = (include / _MODEL_BASE).read_text()
-    if not all(part in text for part in _WITHOUT_REGEX):
-        return None
-    for old, new in _WITHOUT_REGEX.items():
-        text = text.replace(old, new)
-    folder = _folder_of_headers() / hashlib.sha256(text.encode()).hexdigest()[:16]
-    header = folder / _MODEL_BASE
-    private_directory(header.parent, "AOTPACK_CACHE")
-    if read_private(header) != text.encode():
-        with temporary_file(header.parent, 0o600) as temporary:
-            temporary.file.write(text.encode())
-            temporary.move_to(header)
+    texts: dict[Path, str] = {}
+    for path, changes in _OWN.items():
+        text = (include / path).read_text()
+        if not all(part in text for part in changes):
+            return None
+        for old, new in changes.items():
+            text = text.replace(old, new)
+        texts[path] = text
+    folder = folder_of_headers() / hashlib.sha256("".join(texts.values()).encode()).hexdigest()[:16]
+    for path, text in texts.items():
+        header = folder / path
+        private_directory(header.parent, "AOTPACK_CACHE")
+        if read_private(header) != text.encode():
+            with temporary_file(header.parent, 0o600) as temporary:
+                temporary.file.write(text.encode())
+                temporary.move_to(header)
     return folder
 
 
-def _folder_of_headers() -> Path:
+def folder_of_headers() -> Path:
     return private_directory(Path(codecache._HEADER_DIR).with_name("aotpack_headers"), "AOTPACK_CACHE")
 
 

@@ -14,11 +14,10 @@ from torch._inductor.codegen import cpp_wrapper_cpu
 
 _SOURCE = Path(cpp_wrapper_cpu.__file__).parent / "aoti_runtime" / "interface.cpp"
 _NEEDED_BY_A_MODEL = "#include <torch/csrc/inductor/aoti_runtime/model.h>\n"
-_FIRST = "#include <torch/csrc/inductor/aoti_include/cpu.h>\n"
 
 
-def without_interface(wrapper: str) -> tuple[str, str]:
-    """A wrapper without the interface, and the source of the interface alone.
+def without_interface(wrapper: str, device: str = "cpu") -> tuple[str, str]:
+    """A wrapper for a device without the interface, and the source of the interface alone.
 
     If torch writes another interface than the file that it comes with, the wrapper stays as it is,
     and the source is empty.
@@ -31,7 +30,7 @@ def without_interface(wrapper: str) -> tuple[str, str]:
     if start < 0 or interface.split() != known.split():
         return wrapper, ""
     includes = "".join(f"{line}\n" for line in interface.splitlines() if line.startswith("#include <") and "/" not in line)
-    return wrapper[:start] + _NEEDED_BY_A_MODEL + includes + wrapper[end:], _FIRST + interface
+    return wrapper[:start] + _NEEDED_BY_A_MODEL + includes + wrapper[end:], f"#include <torch/csrc/inductor/aoti_include/{device}.h>\n{interface}"
 
 
 def interface_command(wrapper_command: str, source: Path, output: Path) -> str:

@@ -1,0 +1,1 @@
+"""AOTInductor for NVIDIA's GPUs, on machines that need not have one."""
