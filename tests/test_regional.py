@@ -22,7 +22,7 @@ from aotpack.pipeline.advice import with_regions
 from aotpack.pipeline.context import Example, begin
 from aotpack.pipeline.options import Options
 from aotpack.pipeline.progress import BuildReport, Run
-from aotpack.targets import find_target
+from aotpack.targets import find_targets
 from aotpack.targets.cpu.parts import compute_late
 from aotpack.tools.cli import main
 from aotpack_loader.archive.bundle import Bundle
@@ -171,7 +171,7 @@ def test_layers_of_deep_models_are_compiled_once_by_default() -> None:
         (layers(12), replace(by_default, rng="eager"), "cpu", False),
         (layers(12), replace(by_default, memory_budget=0.5), "cpu", False),
     ):
-        targets = [find_target(target)]
+        targets = find_targets(target)
         context = begin(Run(), Example(model, (torch.zeros(2, 4),), {}, None), options)
         assert with_regions(context, targets).options.regional is expected
 

@@ -16,7 +16,7 @@ from aotpack_loader.errors import AotpackError, BuildError, Problem
 from aotpack_loader.trust import check_records
 
 from ..capture.autocast import current_autocast
-from ..targets import Target, find_target
+from ..targets import Target, find_targets
 from ..writer.destination import check_destination
 from .options import Options, wrong_choices
 from .specializations import refuse_unused
@@ -82,8 +82,8 @@ def _check_targets(
         names = ()
     elif not names:
         found.errors.append(BuildError("No target was asked for.", hint="Give at least one, for example 'cpu' or 'portable'."))
-    made = [found.of(partial(find_target, name)) for name in names]
-    named = {target.name: target for target in made if target is not None}
+    made = [found.of(partial(find_targets, name)) for name in names]
+    named = {target.name: target for several in made if several is not None for target in several}
     targets = [named[name] for name in sorted(named)]  # their order decides nothing, the graphs least of all
     if None not in made:
         found.of(lambda: refuse_unused(targets, specializations))

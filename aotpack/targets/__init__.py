@@ -17,15 +17,15 @@ __all__ = [
     "Target",
     "by_graphs",
     "by_kind",
-    "find_target",
+    "find_targets",
     "graphs_to_compile",
 ]
 
 GROUP = "aotpack.targets"
 
 
-def find_target(name: str) -> Target:
-    """Create the target called ``name``.
+def find_targets(name: str) -> list[Target]:
+    """Create the target called ``name``; several, if the name alone stands for several variants.
 
     Raises:
         BuildError: it or its variant does not exist.
@@ -35,5 +35,5 @@ def find_target(name: str) -> Target:
     if not points:
         known = ", ".join(sorted({point.name for point in entry_points(group=GROUP)}))
         raise BuildError(f"There is no target {name!r}.", hint=f"Known targets: {known}.")
-    target: Target = points[0].load()(variant)
-    return target
+    target: type[Target] = points[0].load()
+    return [target(each) for each in ([variant] if variant else target.variants())]

@@ -100,6 +100,14 @@ class Target(ABC):
 
     capabilities: ClassVar[Capabilities] = Capabilities()
 
+    def __init__(self, variant: str = "") -> None:  # noqa: B027 - most have variants, and check them
+        """Create the variant called ``variant``."""
+
+    @classmethod
+    def variants(cls) -> Sequence[str]:
+        """The variants that the target's name alone stands for."""
+        return ("",)
+
     @property
     @abstractmethod
     def name(self) -> str:

@@ -20,7 +20,7 @@ from aotpack_loader.archive.temporaries import temporary_file
 from aotpack_loader.format import codec, schema
 
 _VARIABLE = "AOTPACK_CACHE"
-_FILES = ("code", "fallbacks", "facts")
+_FILES = ("code", "fallbacks", "facts", "kernels")
 
 
 @functools.cache

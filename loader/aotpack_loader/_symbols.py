@@ -11,6 +11,16 @@ import torch
 
 
 def not_exported_by_torch(names: Sequence[str]) -> list[str]:
-    """Those of ``names`` that torch's libraries do not export. The libraries are already loaded."""
-    library = ctypes.CDLL(os.fspath(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    return [name for name in names if not hasattr(library, name)]
+    """Those of ``names`` that torch's libraries do not export, nor the libraries that these are linked to, nor a GPU's driver.
+
+    Torch's libraries are already loaded.
+    """
+    folder = Path(torch.__file__).parent / "lib"
+    found = [path for name in ("libtorch_cpu.so", "libtorch_cuda.so") if (path := folder / name).exists()]
+    libraries = [ctypes.CDLL(os.fspath(path)) for path in found]
+    if any(name.startswith("cu") for name in names):
+        try:
+            libraries.append(ctypes.CDLL("libcuda.so.1"))
+        except OSError:
+            pass  # no driver: its names are missing
+    return [name for name in names if not any(hasattr(library, name) for library in libraries)]

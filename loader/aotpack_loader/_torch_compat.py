@@ -300,9 +300,15 @@ def return_type(name: str, fields: int) -> Callable[[Any], Any] | None:
     return None if kind is None or kind.n_fields != fields else kind
 
 
-def aoti_runner(package: Path) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
-    """Open an unpacked AOTInductor package. The runner takes ownership of its inputs."""
-    return torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1).boxed_run
+def aoti_runner(package: Path, index: int = -1) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+    """Open an unpacked AOTInductor package, on the GPU with a number if it is for one. The runner takes ownership of its inputs."""
+    return torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, index).boxed_run
+
+
+def cuda_driver() -> tuple[int, int]:
+    """The release of CUDA that the installed driver is of: ``(13, 0)``."""
+    found: int = torch._C._cuda_getDriverVersion()
+    return found // 1000, found % 1000 // 10
 
 
 def profiler_is_on() -> bool:

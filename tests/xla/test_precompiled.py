@@ -15,7 +15,7 @@ from conftest import FreshProcess
 from msgspec import structs
 
 import aotpack
-from aotpack.targets import find_target
+from aotpack.targets import find_targets
 from aotpack.targets.xla import aot
 from aotpack_loader import load
 from aotpack_loader.archive.bundle import Bundle
@@ -229,7 +229,7 @@ def test_code_that_is_damaged_or_returns_something_else(bundle: Path, monkeypatc
 @pytest.mark.parametrize("name", ["xla:tpu", "xla:gpu", "xla:cpu-v3", "xla:tpu-v5e"])
 def test_a_platform_that_there_is_not(name: str) -> None:
     with pytest.raises(BuildError, match=f"There is no target '{name}'"):
-        find_target(name)
+        find_targets(name)
 
 
 def test_libtpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_libtpu_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(aot, "version", release)
     with pytest.raises(BuildError, match=r"needs libtpu\.\npip install 'aotpack\[xla-tpu\]'"):
-        find_target("xla:tpu-v5e-2x2")
+        find_targets("xla:tpu-v5e-2x2")
 
 
 @WITH_LIBTPU

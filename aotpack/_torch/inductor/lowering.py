@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -205,6 +205,8 @@ class Lowering:
         return self.libraries
 
     graph_class: ClassVar[type[WatchedGraph]]
+    rules: Mapping[Any, Any] = {}
+    """Decompositions that the graph's device needs."""
 
     def _compile(self) -> None:
         class Watched(self.graph_class):  # type: ignore[name-defined,misc]
@@ -218,7 +220,7 @@ class Lowering:
             must_be_reached("inductor-graph-lowering", "inductor-second-trace", "inductor-tool-chain"),
             self._changes(),
             constant("inductor-graph-lowering", compile_fx, "GraphLowering", Watched),
-            without_second_trace(self.graph.relaid),
+            without_second_trace(self.graph.relaid, self.rules),
         ):
             flat, options = compile_fx._aoti_flatten_inputs(module, tuple(self.graph.inputs), options=self._options())
             try:

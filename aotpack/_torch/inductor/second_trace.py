@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -38,16 +39,16 @@ class _Signature(NamedTuple):
     output_tokens: tuple[str, ...] = ()
 
 
-def without_second_trace(relaid: Collection[int]) -> Replacing:
+def without_second_trace(relaid: Collection[int], rules: Mapping[Any, Any] = MappingProxyType({})) -> Replacing:
     """While AOTInductor compiles, copy graphs that need no trace instead of tracing them.
 
-    ``relaid`` are the inputs whose strides are not those that the graph was traced with.
+    ``relaid`` are the inputs whose strides are not those that the graph was traced with. ``rules`` are further decompositions.
     """
     trace: Callable[..., tuple[GraphModule, Any]] = compile_fx.aot_export_module  # type: ignore[assignment,attr-defined]
 
     def export(module: GraphModule, inputs: Any, *, decompositions: Rules, **options: Any) -> tuple[GraphModule, Any]:
         reached("inductor-second-trace")
-        decompositions = adapted(decompositions)
+        decompositions = {**adapted(decompositions), **rules}
         copy = copied(module, decompositions, relaid) if can_be_copied(module) else None
         if copy is None:
             return trace(module, inputs, decompositions=decompositions, **options)

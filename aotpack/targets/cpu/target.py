@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
@@ -36,6 +34,7 @@ from ...graph.expressions import render
 from ...writer.bundle import BlobStore, TargetEntry
 from ...writer.cache import CompileCache, revision_of
 from ..base import Capabilities, GraphToCompile, Target
+from ..workers import Workers
 from .call_library import add_call_library, library_bytes
 from .conversion import ConvertedGraph, convert_graph
 from .parts import in_parts, method_of
@@ -69,20 +68,6 @@ class _Made:
             fallbacks = store.add_bytes(files["fallbacks"], media_types.CODE_FALLBACKS)
             self.layers.append(fallbacks)
         self.executables[item.key] = schema.Executable(code, call.inputs, call.outputs, fallbacks, call.numbers, call.overwritten)
-
-
-class _Workers:
-    """Threads for a target: ``compilers`` run commands, and ``chains`` wait for them."""
-
-    def __init__(self) -> None:
-        self.compilers, self.chains = ThreadPoolExecutor(os.cpu_count()), ThreadPoolExecutor(256)
-
-    def __enter__(self) -> _Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.chains.shutdown()
-        self.compilers.shutdown()
 
 
 class CpuTarget(Target):
@@ -152,7 +137,7 @@ class CpuTarget(Target):
         graphs, sequences = in_parts(graphs)
         used = commands.inductor_fingerprint()
         made = [_Made() for _ in targets]
-        with temporary_directory(Path(tempfile.gettempdir())) as folder, _Workers() as workers:
+        with temporary_directory(Path(tempfile.gettempdir())) as folder, Workers() as workers:
             library = workers.compilers.submit(library_bytes)
             jobs = [*_Jobs(targets, cache, used, folder, workers).start(graphs)]
             for item, call, finish in jobs:
@@ -234,7 +219,7 @@ class _Jobs:
     """Lowers graphs one after another while earlier ones compile."""
 
     def __init__(
-        self, targets: Sequence[CpuTarget], cache: CompileCache, used: Mapping[str, str], folder: Path, workers: _Workers
+        self, targets: Sequence[CpuTarget], cache: CompileCache, used: Mapping[str, str], folder: Path, workers: Workers
     ) -> None:
         self._targets, self._cache, self._used, self._folder, self._workers = targets, cache, used, folder, workers
         self._made_by = {

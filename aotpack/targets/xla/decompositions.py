@@ -15,7 +15,8 @@ import torch
 from ..._torch.api.recurrent import lstm_layer
 from ..._torch.tracing.aot_autograd import Decompositions
 from ..._torch.tracing.decompose import core_decompositions
-from . import attention, pools
+from .. import attention
+from . import pools
 
 aten = torch.ops.aten
 

@@ -42,6 +42,8 @@ _KINDS = {
     "a StableHLO module": (media_types.CODE_STABLEHLO,),
     "an executable of XLA": (media_types.CODE_PJRT,),
     "a call library": (media_types.CODE_CALL,),
+    "a kernel": (media_types.CODE_CUBIN,),
+    "PTX": (media_types.CODE_PTX,),
 }
 
 
@@ -225,6 +227,10 @@ def _references(program: Program, target: Target) -> Iterator[tuple[str, Descrip
         yield f"target.executables.{name}.code", executable.code, f"{target.kind} code"
         if executable.fallbacks is not None:
             yield f"target.executables.{name}.fallbacks", executable.fallbacks, "a list of fallbacks"
+        for kernel, found in executable.kernels.items():
+            yield f"target.executables.{name}.kernels.{kernel}.code", found.code, "a kernel"
+            if found.ptx is not None:
+                yield f"target.executables.{name}.kernels.{kernel}.ptx", found.ptx, "PTX"
     if target.xla or target.specializations:
         yield from _references_of_computations(target)
     if target.call is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -22,6 +22,9 @@ from .call_library import CallLibrary, open_library
 from .packages import library_of, operators_called, package_of, require_operators
 
 
+_CPU: Final = torch.device("cpu")
+
+
 def _unchanged_error(error: Exception) -> Exception:
     return error
 
@@ -30,20 +33,20 @@ class AotiExecutable:
     """One compiled graph. It takes ownership of its inputs, so an activation is freed after its last use.
 
     ``count`` is the number of values it returns. ``positions`` has two lists: which inputs of the
-    graph the code takes, and which of its results are the graph's outputs. ``donated`` are inputs
-    of the graph that the code may overwrite. ``library`` runs it instead of torch's own runner.
+    graph the code takes, and which of its results are the graph's outputs. ``run`` is the code, which empties its inputs.
+    ``donated`` are inputs of the graph that the code may overwrite. ``device`` is that of its tensors.
     ``refused`` converts an exception of the code to an error of ours.
     """
 
     def __init__(
         self,
-        package: Path,
+        run: Callable[[list[Any]], list[Any]],
         executable: schema.Executable,
-        library: CallLibrary | None = None,
         refused: Callable[[Exception], Exception] = _unchanged_error,
+        device: torch.device = _CPU,
     ) -> None:
-        self._refused = refused
-        self.run = aoti_runner(package) if library is None else library.open(library_of(package))
+        self._refused, self._device = refused, device
+        self.run = run
         inputs, outputs = executable.inputs, executable.outputs
         plain = all(isinstance(item, schema.GivenInput) and item.index == i for i, item in enumerate(inputs))
         self._inputs = None if plain else inputs
@@ -61,7 +64,7 @@ class AotiExecutable:
         Raises:
             CorruptBundleError: the code returns fewer values than the target declares.
         """
-        arguments = inputs if self._inputs is None else [_argument(item, inputs) for item in self._inputs]
+        arguments = inputs if self._inputs is None else [_argument(item, inputs, self._device) for item in self._inputs]
         if arguments is not inputs:
             inputs.clear()
         try:
@@ -99,9 +102,9 @@ def _separate(results: list[Any]) -> list[Any]:
     return found
 
 
-def _argument(item: schema.GivenInput | schema.SizeCarrier, inputs: list[Any]) -> torch.Tensor:
+def _argument(item: schema.GivenInput | schema.SizeCarrier, inputs: list[Any], device: torch.device) -> torch.Tensor:
     value = inputs[item.index]
-    return torch.empty((value, 0), dtype=torch.float32, device="cpu") if isinstance(item, schema.SizeCarrier) else value
+    return torch.empty((value, 0), dtype=torch.float32, device=device) if isinstance(item, schema.SizeCarrier) else value
 
 
 class AotiSequence:
@@ -178,12 +181,20 @@ class AotiDevice(CpuDevice):
             return of_compiled_code(error, self._bundle.program, key, operators_called(fallbacks) if fallbacks else [])
 
         try:
-            return AotiExecutable(package_of(library, fallbacks), executable, self.call_library[0], refused)
+            run = self._runner(self._package(library, fallbacks, executable))
+            return AotiExecutable(run, executable, refused, self.device)
         except RuntimeError as error:
             raise TargetError(
                 f"The code of {key} for {self._target.name} cannot be loaded: {str(error).splitlines()[0]}",
                 hint="Load with backend='portable', or build the bundle for this machine.",
             ) from error
+
+    def _package(self, library: Path, fallbacks: bytes | None, executable: schema.Executable) -> Path:
+        return package_of(library, fallbacks)
+
+    def _runner(self, package: Path) -> Callable[[list[Any]], list[Any]]:
+        library = self.call_library[0]
+        return aoti_runner(package) if library is None else library.open(library_of(package))
 
     def _fallbacks(self, executable: schema.Executable) -> bytes | None:
         """The list of operators that the code calls through the dispatcher, after checking that all are registered."""

@@ -49,9 +49,15 @@ class Backend(ABC):
         """Why a target is not chosen unless the caller names it; ``device`` is the caller's. Empty: it may be chosen."""
         return ""
 
+    def rank(self, target: schema.Target) -> int:
+        """How well a target uses a machine that it fits, among those of one kind and device. The highest is tried first."""
+        return len(target.cpu_features)
+
     @abstractmethod
-    def unfit(self, target: schema.Target, platform: schema.Platform | None, *, allow_untested_torch: bool) -> str:
-        """Why this machine, or this torch, cannot run a target, or an empty string."""
+    def unfit(
+        self, target: schema.Target, platform: schema.Platform | None, device: torch.device | None, *, allow_untested_torch: bool
+    ) -> str:
+        """Why this machine, or this torch, cannot run a target, or an empty string. ``device`` is the caller's."""
 
     @abstractmethod
     def open(self, bundle: Bundle, target: schema.Target, device: torch.device | None, untrusted: str) -> Device:
@@ -71,7 +77,9 @@ class _Portable(Backend):
     def runs(self, target: schema.Target) -> bool:
         return True
 
-    def unfit(self, target: schema.Target, platform: schema.Platform | None, *, allow_untested_torch: bool) -> str:
+    def unfit(
+        self, target: schema.Target, platform: schema.Platform | None, device: torch.device | None, *, allow_untested_torch: bool
+    ) -> str:
         return ""
 
     def open(self, bundle: Bundle, target: schema.Target, device: torch.device | None, untrusted: str) -> Device:
@@ -81,7 +89,9 @@ class _Portable(Backend):
 
 
 class _Aoti(Backend):
-    def unfit(self, target: schema.Target, platform: schema.Platform | None, *, allow_untested_torch: bool) -> str:
+    def unfit(
+        self, target: schema.Target, platform: schema.Platform | None, device: torch.device | None, *, allow_untested_torch: bool
+    ) -> str:
         if reason := _unlike_machine(target, platform):
             return reason
         if torch_satisfies(torch.__version__, target.torch):
@@ -96,6 +106,33 @@ class _Aoti(Backend):
         return AotiDevice(bundle, target, _CPU)
 
 
+class _Cuda(_Aoti):
+    """Kernels for NVIDIA's GPUs, and code of the processor that launches them."""
+
+    device_type = "cuda"
+    place = "NVIDIA's GPUs"
+
+    def rank(self, target: schema.Target) -> int:
+        from . import cuda
+
+        return cuda.rank(target)
+
+    def unasked(self, target: schema.Target, device: torch.device | None) -> str:
+        return "" if device else "runs on a GPU: load with device='cuda'"
+
+    def unfit(
+        self, target: schema.Target, platform: schema.Platform | None, device: torch.device | None, *, allow_untested_torch: bool
+    ) -> str:
+        from . import cuda
+
+        return super().unfit(target, platform, device, allow_untested_torch=allow_untested_torch) or cuda.unfit(target, device)
+
+    def open(self, bundle: Bundle, target: schema.Target, device: torch.device | None, untrusted: str) -> Device:
+        from .cuda import CudaDevice
+
+        return CudaDevice(bundle, target, device)
+
+
 class _Xla(Backend):
     """Computations that the device's own compiler compiles at load."""
 
@@ -105,7 +142,9 @@ class _Xla(Backend):
     def unasked(self, target: schema.Target, device: torch.device | None) -> str:
         return "" if device else "runs on an XLA device: load with device='xla'"
 
-    def unfit(self, target: schema.Target, platform: schema.Platform | None, *, allow_untested_torch: bool) -> str:
+    def unfit(
+        self, target: schema.Target, platform: schema.Platform | None, device: torch.device | None, *, allow_untested_torch: bool
+    ) -> str:
         from . import xla
 
         return xla.unfit(target)
@@ -125,7 +164,9 @@ class _Pjrt(Backend):
     def unasked(self, target: schema.Target, device: torch.device | None) -> str:
         return f"runs where it is asked for: load with backend={target.name!r}"
 
-    def unfit(self, target: schema.Target, platform: schema.Platform | None, *, allow_untested_torch: bool) -> str:
+    def unfit(
+        self, target: schema.Target, platform: schema.Platform | None, device: torch.device | None, *, allow_untested_torch: bool
+    ) -> str:
         from . import xla
 
         return xla.unfit(target) or _unlike_machine(target, platform)
@@ -136,7 +177,7 @@ class _Pjrt(Backend):
         return PjrtDevice(bundle, target)
 
 
-BACKENDS: Final[dict[str, tuple[Backend, ...]]] = {"portable": (_Portable(),), "aoti": (_Aoti(),), "xla": (_Xla(), _Pjrt())}
+BACKENDS: Final[dict[str, tuple[Backend, ...]]] = {"portable": (_Portable(),), "aoti": (_Aoti(), _Cuda()), "xla": (_Xla(), _Pjrt())}
 """The backends of each kind of target, as a target's document names it."""
 
 
@@ -149,17 +190,18 @@ def unfit(
     target: schema.Target,
     program: schema.Program,
     platform: schema.Platform | None = None,
+    device: torch.device | None = None,
     *,
     allow_untested_torch: bool = False,
 ) -> str:
     """Why ``target`` cannot run on this machine, or an empty string.
 
-    ``platform`` comes from its manifest's descriptor.
+    ``platform`` comes from its manifest's descriptor. ``device`` is where it is to run; null: anywhere.
     """
     if not torch_satisfies(torch.__version__, program.requirements.torch):
         return f"needs torch {program.requirements.torch}, this is {torch.__version__}"
     if backend := backend_of(target):
-        return backend.unfit(target, platform, allow_untested_torch=allow_untested_torch)
+        return backend.unfit(target, platform, device, allow_untested_torch=allow_untested_torch)
     if target.kind in BACKENDS:
         return f"this loader has no device {target.device!r}"
     return f"this loader does not know code of kind {target.kind!r}"

@@ -86,3 +86,36 @@ def _laid_out(base: torch.Tensor, strides: list[int]) -> torch.Tensor:
     if all(found == step or size < 2 for found, step, size in zip(base.stride(), strides, base.shape, strict=True)):
         return base
     return torch.empty_strided(base.shape, strides, dtype=base.dtype, device=base.device).copy_(base)
+
+
+def moved(state: Mapping[str, torch.Tensor], device: torch.device) -> Mapping[str, torch.Tensor]:
+    """The state on another device. Memory that tensors share is moved once, and they share it there, too.
+
+    Raises:
+        TargetError: the device does not take it.
+    """
+    bases: dict[int, torch.Tensor] = {}
+    return {name: _moved(tensor, device, bases) for name, tensor in state.items()}
+
+
+def _moved(tensor: torch.Tensor, device: torch.device, bases: dict[int, torch.Tensor]) -> torch.Tensor:
+    """A tensor on another device, with the same strides. ``bases`` are the storages that are there, by their address here.
+
+    Raises:
+        TargetError: the device does not take it.
+    """
+    if hasattr(tensor, "__tensor_flatten__"):
+        names, metadata = tensor.__tensor_flatten__()
+        parts = {name: _moved(getattr(tensor, name), device, bases) for name in names}
+        whole: torch.Tensor = type(tensor).__tensor_unflatten__(parts, metadata, tensor.shape, tensor.stride())  # type: ignore[attr-defined]
+        return whole
+    try:
+        if not tensor.numel():
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        storage = tensor.untyped_storage()
+        if (base := bases.get(storage.data_ptr())) is None:
+            whole = tensor.as_strided((storage.nbytes() // tensor.itemsize,), (1,), 0)
+            base = bases[storage.data_ptr()] = whole.to(device)
+        return base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).data
+    except (RuntimeError, TypeError) as error:  # memory, or an element type that it does not have
+        raise TargetError(f"The state of the bundle cannot go to {device}: {str(error).strip().splitlines()[0]}") from error

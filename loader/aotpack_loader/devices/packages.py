@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from ..archive import digest
@@ -14,7 +15,6 @@ from ..errors import CorruptBundleError, DirectoryError
 
 _MODEL: Final = Path("data", "aotinductor", "model")
 _LIBRARY: Final = "code.wrapper.so"
-_METADATA: Final = json.dumps({"AOTI_DEVICE_KEY": "cpu"}).encode()
 
 
 def library_of(package: Path) -> str:
@@ -49,24 +49,28 @@ def operators_called(fallbacks: bytes) -> list[str]:
     return [name if name.count(".") > 1 else f"{name}.default" for name in names]
 
 
-def package_of(library: Path, fallbacks: bytes | None) -> Path:
+def package_of(
+    library: Path, fallbacks: bytes | None, *, device: str = "cpu", kernels: Mapping[str, Path] = MappingProxyType({})
+) -> Path:
     """The library in the directory form that torch's runner takes, next to the library in the cache.
 
     It is made under another name and renamed, so that concurrent processes see all of it or
-    nothing. An existing one is used only if it holds the same library that was just checked, and
-    the same fallbacks.
+    nothing. An existing one is used only if it holds the same library that was just checked, the same
+    fallbacks, and the same ``kernels``: files of the cache, by name.
     """
-    texts = {"code.wrapper_metadata.json": _METADATA}
+    texts = {"code.wrapper_metadata.json": json.dumps({"AOTI_DEVICE_KEY": device}).encode()}
     if fallbacks is not None:
         texts["code.wrapper.json"] = fallbacks
-    key = digest.sha256(b"".join([library.stem.encode(), *texts.values()]))
+    files = {_LIBRARY: library, **{f"{name}.cubin": path for name, path in kernels.items()}}
+    named = [f"{name}={path.stem}\n".encode() for name, path in kernels.items()]
+    key = digest.sha256(b"".join([library.stem.encode(), *texts.values(), *named]))
     package = library.with_name(f"{digest.hex_part(key)}.package")
     try:
-        if not _is_package(package, library, texts):
+        if not _is_package(package, files, texts):
             from ..archive.temporaries import replace_directory, temporary_directory  # not needed for a package that is there
 
             with temporary_directory(library.parent) as made:
-                _fill_package(made, library, texts)
+                _fill_package(made, files, texts)
                 replace_directory(made, package)  # one that is there is damaged, or another process was faster
     except OSError as error:
         raise DirectoryError(
@@ -76,21 +80,23 @@ def package_of(library: Path, fallbacks: bytes | None) -> Path:
     return package
 
 
-def _is_package(package: Path, library: Path, texts: Mapping[str, bytes]) -> bool:
+def _is_package(package: Path, files: Mapping[str, Path], texts: Mapping[str, bytes]) -> bool:
+    folder = package / _MODEL
     try:
-        code = package / _MODEL / _LIBRARY
-        if not code.samefile(library) and code.read_bytes() != library.read_bytes():
-            return False
-        return all((package / _MODEL / name).read_bytes() == data for name, data in texts.items())
+        for name, path in files.items():
+            if not (folder / name).samefile(path) and (folder / name).read_bytes() != path.read_bytes():
+                return False
+        return all((folder / name).read_bytes() == data for name, data in texts.items())
     except FileNotFoundError:
         return False
 
 
-def _fill_package(made: Path, library: Path, texts: Mapping[str, bytes]) -> None:
+def _fill_package(made: Path, files: Mapping[str, Path], texts: Mapping[str, bytes]) -> None:
     (made / _MODEL).mkdir(parents=True)
     for name, data in texts.items():
         (made / _MODEL / name).write_bytes(data)
-    try:
-        os.link(library, made / _MODEL / _LIBRARY)
-    except OSError:  # a file system without links, or with a limit on them
-        shutil.copy(library, made / _MODEL / _LIBRARY)
+    for name, path in files.items():
+        try:
+            os.link(path, made / _MODEL / name)
+        except OSError:  # a file system without links, or with a limit on them
+            shutil.copy(path, made / _MODEL / name)

@@ -115,7 +115,7 @@ def _mismatch(bundle: Bundle, target: schema.Target, device: torch.device | None
     """Why a target fits neither the requested device nor this machine, or an empty string."""
     platform, untested = bundle.manifests[target.name].platform, options.allow_untested_torch
     return _device_mismatch(target, device, options.backend) or unfit(
-        target, bundle.program, platform, allow_untested_torch=untested
+        target, bundle.program, platform, device, allow_untested_torch=untested
     )
 
 
@@ -163,7 +163,12 @@ def _device_mismatch(target: schema.Target, device: torch.device | None, named: 
 
 
 def _by_preference(bundle: Bundle) -> list[schema.Target]:
-    return sorted(bundle.targets.values(), key=lambda t: (not is_native(t), -len(t.cpu_features), t.name))
+    return sorted(bundle.targets.values(), key=lambda t: (not is_native(t), -_rank(t), t.name))
+
+
+def _rank(target: schema.Target) -> int:
+    backend = backend_of(target)
+    return 0 if backend is None else backend.rank(target)
 
 
 def _called(bundle: Bundle, backend: str) -> list[schema.Target]:

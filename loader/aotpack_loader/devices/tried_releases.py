@@ -21,9 +21,11 @@ this table with its results.
 def tried_releases(target: schema.Target) -> tuple[str, ...]:
     """Minor releases that run the target's code, besides the one it was compiled for.
 
-    Code that does not list what it calls runs on its own release alone.
+    Code that does not list what it calls runs on its own release alone. So does code for GPUs, which was tried nowhere.
     """
-    return TRIED.get(minor(target.torch.removeprefix("==")), ()) if target.imports else ()
+    if not target.imports or target.device != "cpu":
+        return ()
+    return TRIED.get(minor(target.torch.removeprefix("==")), ())
 
 
 def minor(version: str) -> str:

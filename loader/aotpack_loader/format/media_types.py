@@ -21,6 +21,8 @@ CODE_AOTI: Final = "application/vnd.aotpack.code.aoti.v1+zstd"
 CODE_HLO: Final = "application/vnd.aotpack.code.hlo.v1+zstd"
 CODE_STABLEHLO: Final = "application/vnd.aotpack.code.stablehlo.v1+zstd"
 CODE_PJRT: Final = "application/vnd.aotpack.code.pjrt.v1+zstd"
+CODE_CUBIN: Final = "application/vnd.aotpack.code.cubin.v1+zstd"
+CODE_PTX: Final = "application/vnd.aotpack.code.ptx.v1+zstd"
 CODE_CALL: Final = "application/vnd.aotpack.code.call.v1+zstd"
 CODE_FALLBACKS: Final = "application/vnd.aotpack.code.fallbacks.v1+json"
 

@@ -37,6 +37,7 @@ class Kernel(NamedTuple):
     """A kernel of a graph: its name, how it is launched, and its code by architecture.
 
     ``grid`` are three expressions of its sizes, ``arguments`` the types of what it is given, ``configuration`` its block sizes.
+    ``source`` is the function in Triton's language, ``names`` which of its arguments are given, in order, and ``constants`` others.
     """
 
     name: str
@@ -45,6 +46,8 @@ class Kernel(NamedTuple):
     arguments: list[str]
     configuration: dict[str, int]
     source: str
+    names: list[str]
+    constants: dict[str, Any]
     binaries: dict[str, Binary]
 
 
@@ -116,7 +119,7 @@ def _compiled(tuner: Any, architectures: Sequence[str]) -> Kernel:
     grid = GridExpr.from_meta(tuner.inductor_meta, block, mode="python")
     sizes = {key: value for key, value in block.items() if isinstance(value, int) and key not in ("num_warps", "num_ctas")}
     passed = [*(meta["signature"][x] for x in call_args), *_scratch(launch)]
-    return Kernel(name, _grid(grid), binary.metadata.num_warps, passed, sizes, tuner.fn.src, binaries)
+    return Kernel(name, _grid(grid, meta["constants"]), binary.metadata.num_warps, passed, sizes, tuner.fn.src, call_args, meta["constants"], binaries)
 
 
 def _scratch(launch: dict[str, Any]) -> list[str]:
@@ -124,10 +127,13 @@ def _scratch(launch: dict[str, Any]) -> list[str]:
     return ["*i8" for name in ("global_scratch", "profile_scratch") if launch[name] is not None]
 
 
-def _grid(grid: GridExpr) -> tuple[str, str, str]:
-    """The numbers of blocks as expressions of a kernel's arguments."""
-    x, y, z = (re.sub(r"\s+", " ", str(each)) for each in (grid.x_grid, grid.y_grid, grid.z_grid))
-    return x, y, z
+def _grid(grid: GridExpr, constants: dict[str, Any]) -> tuple[str, str, str]:
+    """The numbers of blocks as expressions of what a kernel is given."""
+
+    def text(rule: str | int) -> str:
+        return re.sub(r"[A-Za-z_]\w*", lambda name: str(constants.get(name[0], name[0])), " ".join(str(rule).split()))
+
+    return text(grid.x_grid), text(grid.y_grid), text(grid.z_grid)
 
 
 def chosen(configs: Sequence[Any], size_hints: dict[str, int]) -> Any:

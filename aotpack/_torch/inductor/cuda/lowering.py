@@ -73,15 +73,17 @@ class CudaCode:
         self.libraries, self.kernels = libraries, kernels
 
 
-def lower_for_cuda(graph: GraphToLower, folder: Path, architectures: Sequence[str], march: str | None) -> CudaCode:
-    """Lower a graph that was traced on the CPU. It is changed.
+def lower_for_cuda(
+    graph: GraphToLower, folder: Path, architectures: Sequence[str], march: str | None, rules: Mapping[Any, Any]
+) -> CudaCode:
+    """Lower a graph that was traced on the CPU. It is changed. ``rules``: further decompositions, by operator.
 
     Raises:
         LoweringError: Inductor has no code for some operator.
     """
     retargeted(graph.module)
     inputs = [node.meta["val"] for node in graph.module.graph.find_nodes(op="placeholder")]
-    lowering = _CudaLowering(replace(graph, inputs=inputs), Code(folder / "code.so", march, 1 if march else None), architectures)
+    lowering = _CudaLowering(replace(graph, inputs=inputs), Code(folder / "code.so", march, 1 if march else None), architectures, rules)
     lowering.run()
     first = lowering.library
     libraries: dict[str, Library] = {}
@@ -102,13 +104,13 @@ class _CudaGraph(WatchedGraph):
 class _CudaLowering(Lowering):
     graph_class = _CudaGraph
 
-    def __init__(self, graph: GraphToLower, code: Code, architectures: Sequence[str]) -> None:
+    def __init__(self, graph: GraphToLower, code: Code, architectures: Sequence[str], rules: Mapping[Any, Any]) -> None:
         super().__init__(graph, [code], ())
         self.library = _CudaLibrary(code.output)
         self.library.architecture = architectures[0]
         self.here = self.library
         self.libraries = [self.here]
-        self._architectures = architectures
+        self._architectures, self.rules = architectures, rules
 
     def _options(self) -> dict[str, Any]:
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import subprocess
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,3 +46,16 @@ def assembler_release(architecture: str) -> str:
     if found is None:
         raise BuildError(f"{name} does not tell its release: {shown.strip()[:100]!r}.")
     return found[1]
+
+
+def triton_version() -> str:
+    """The installed release of Triton."""
+    return version("triton")
+
+
+def ptx_version(release: str) -> str:
+    """The version of PTX that a release of CUDA brought, which Triton writes for its assembler."""
+    from triton.backends.nvidia.compiler import ptx_get_version
+
+    found = ptx_get_version(release)
+    return f"{found // 10}.{found % 10}"

@@ -17,6 +17,41 @@ class SizeCarrier(Document, frozen=True, tag="size_carrier", tag_field="type"):
     index: Index
 
 
+class CudaKernel(Document, frozen=True):
+    """A kernel that code for a GPU launches.
+
+    ``code`` is the kernel for the target's architecture. ``ptx`` is the same in the language that drivers
+    compile for later ones. ``grid`` has the numbers of blocks as expressions of the kernel's arguments.
+    ``warps`` is the number of warps of a block, ``shared`` how many bytes of shared memory it takes
+    beside those that the code itself declares, and ``arguments`` the types of what it is given.
+    ``blocks`` are its block sizes. All but ``code`` and ``ptx`` are informative.
+    """
+
+    code: Descriptor
+    ptx: Descriptor | None = None
+    grid: list[str] = []
+    warps: Index = 0
+    shared: Index = 0
+    arguments: list[str] = []
+    blocks: dict[str, Index] = {}
+
+
+class Gpu(Document, frozen=True):
+    """The GPUs that a target's code runs on.
+
+    ``capability`` is that of the code (``9.0``), and ``driver`` the first release of CUDA whose driver runs
+    it. ``is_exact``: only GPUs of this capability run it; else those of the same major and a higher minor
+    number, too. ``ptx`` is the version of the kernels' PTX, and ``ptx_driver`` the first release of CUDA
+    whose driver compiles it. Empty: there is none.
+    """
+
+    capability: str
+    driver: str
+    is_exact: bool = False
+    ptx: str = ""
+    ptx_driver: str = ""
+
+
 class Executable(Document, frozen=True):
     """Compiled code of one graph.
 
@@ -24,7 +59,7 @@ class Executable(Document, frozen=True):
     graph's output i among the code's results. ``numbers`` are the indices of results that are
     0-dimensional tensors in the code and numbers in the graph. ``fallbacks`` lists, as JSON, the
     operators that the code calls through the dispatcher. ``donated`` are the indices of inputs that
-    the code may overwrite.
+    the code may overwrite. ``kernels`` are the kernels that it launches on a GPU, by name.
     """
 
     code: Descriptor
@@ -33,6 +68,7 @@ class Executable(Document, frozen=True):
     fallbacks: Descriptor | None = None
     numbers: list[Index] = []
     donated: list[Index] = []
+    kernels: dict[str, CudaKernel] = {}
 
 
 class PartCall(Document, frozen=True):
@@ -133,7 +169,7 @@ class Target(Document, frozen=True):
     sizes, for methods with symbols. ``producer`` is what compiled the target, if it did not also write
     the program; null: the program's producer. Informative. ``call`` is a library that makes calls
     faster, if it fits. ``imports`` are the names that the code takes from torch's libraries. With them
-    it may run on other releases of torch.
+    it may run on other releases of torch. ``gpu``: for code whose ``device`` is ``cuda``.
     """
 
     name: Name
@@ -154,3 +190,4 @@ class Target(Document, frozen=True):
     call: CallLibrary | None = None
     specializations: dict[str, list[Specialization]] = {}
     imports: list[str] = []
+    gpu: Gpu | None = None

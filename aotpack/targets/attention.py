@@ -1,6 +1,4 @@
-"""Implements attention for XLA with matrix products and a softmax: torch's CPU operator, and flex
-attention.
-"""
+"""Attention by matrix products and a softmax, for compilers without a kernel for it: torch's CPU operator, and flex attention."""
 
 from __future__ import annotations
 
