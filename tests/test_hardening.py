@@ -277,10 +277,9 @@ class _Runner:
 
 
 @pytest.mark.parametrize("outputs", [[0, 1], [1, 0, 1]])
-def test_code_that_returns_too_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outputs: list[int]) -> None:
+def test_code_that_returns_too_little(outputs: list[int]) -> None:
     runner = _Runner(1)
-    monkeypatch.setattr(aoti, "aoti_runner", lambda package: runner)
-    compiled = aoti.AotiExecutable(tmp_path, schema.Executable(GRAPH, [schema.SizeCarrier(0)], outputs))
+    compiled = aoti.AotiExecutable(runner, schema.Executable(GRAPH, [schema.SizeCarrier(0)], outputs))
     torch.set_default_dtype(torch.float64)
     try:
         with torch.device("meta"), pytest.raises(CorruptBundleError, match="returned 1 values; its target uses 2"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Sequence
@@ -19,8 +20,6 @@ def not_exported_by_torch(names: Sequence[str]) -> list[str]:
     found = [path for name in ("libtorch_cpu.so", "libtorch_cuda.so") if (path := folder / name).exists()]
     libraries = [ctypes.CDLL(os.fspath(path)) for path in found]
     if any(name.startswith("cu") for name in names):
-        try:
+        with contextlib.suppress(OSError):  # no driver: its names are missing
             libraries.append(ctypes.CDLL("libcuda.so.1"))
-        except OSError:
-            pass  # no driver: its names are missing
     return [name for name in names if not any(hasattr(library, name) for library in libraries)]

@@ -301,13 +301,13 @@ def return_type(name: str, fields: int) -> Callable[[Any], Any] | None:
 
 
 def aoti_runner(package: Path, index: int = -1) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
-    """Open an unpacked AOTInductor package, on the GPU with a number if it is for one. The runner takes ownership of its inputs."""
+    """Open an unpacked AOTInductor package; ``index`` is the number of its GPU. The runner takes ownership of its inputs."""
     return torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, index).boxed_run
 
 
 def cuda_driver() -> tuple[int, int]:
     """The release of CUDA that the installed driver is of: ``(13, 0)``."""
-    found: int = torch._C._cuda_getDriverVersion()
+    found: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
     return found // 1000, found % 1000 // 10
 
 

@@ -1,11 +1,12 @@
 """Runs code for GPUs on a machine without one: the host code as it is, and each kernel it launches in Triton's interpreter.
 
-``TRITON_INTERPRET=1`` must be set before Triton is imported. Tensors are in the host's memory, and the driver is ``driver.c``. What a
-matrix product or another operator of torch's computes on a GPU, its kernel for the CPU computes here.
+``TRITON_INTERPRET=1`` must be set before Triton is imported. Tensors are in the host's memory, and the driver
+is ``driver.c``. What a matrix product or another operator of torch's computes on a GPU, its kernel for the CPU computes here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -14,12 +15,17 @@ import math
 import os
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
+
+from aotpack.targets.cuda import target as compiling
+from aotpack_loader import _torch_compat
+from aotpack_loader.devices import cuda
 
 FOLDER = Path(__file__).parent
 _OF_GPUS = re.compile(r"aoti_torch_cuda_(?!guard)\w+")
@@ -83,8 +89,11 @@ class Simulator:
             pointers = (ctypes.c_void_p * len(inputs))(*map(_address, given))
             results = (ctypes.c_void_p * count.value)()
             inputs.clear()
-            check(code, code.AOTInductorModelContainerRun(
-                container, pointers, ctypes.c_size_t(len(given)), results, count, ctypes.c_void_p(), ctypes.c_void_p()), self.problems)  # fmt: skip
+            nothing = ctypes.c_void_p()
+            status = code.AOTInductorModelContainerRun(
+                container, pointers, ctypes.c_size_t(len(given)), results, count, nothing, nothing
+            )
+            check(code, status, self.problems)
             return [torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_capsule(each)) for each in results]
 
         return run
@@ -92,7 +101,7 @@ class Simulator:
     def _launched(self, path: bytes, name: bytes, grid: Any, threads: int, shared: int, allowed: int, args: Any) -> int:
         try:
             self._run(Path(path.decode()), name.decode(), (grid[0], grid[1], grid[2]), threads, shared, allowed, args)
-        except Exception as error:  # noqa: BLE001 - it is C that calls this
+        except Exception as error:
             import traceback
 
             self.problems.append("".join(traceback.format_exception(error)))
@@ -108,13 +117,17 @@ class Simulator:
         if name != described["name"]:
             raise AssertionError(f"{name} is launched from the code of {described['name']}")
         if threads != described["warps"] * 32 or shared != described["shared"] or (shared > 0 and allowed < shared):
-            raise AssertionError(f"{name} is launched with {threads} threads and {shared} bytes of shared memory, {allowed} allowed")
+            raise AssertionError(
+                f"{name} is launched with {threads} threads and {shared} bytes of shared memory, {allowed} allowed"
+            )
         named = dict(zip(described["names"], values, strict=False))
-        expected = tuple(int(eval(each, {"max": max, "min": min}, {**named, **described["blocks"]})) for each in described["grid"])
+        expected = tuple(
+            int(eval(each, {"max": max, "min": min}, {**named, **described["blocks"]})) for each in described["grid"]
+        )
         if grid != expected:
             raise AssertionError(f"{name} is launched with {grid} blocks, and its rule gives {expected}")
         for key, value, kind in zip(described["names"], values, described["arguments"], strict=False):
-            if kind.startswith("*") and (value % 16 if key in described["aligned"] else not value):
+            if kind.startswith("*") and not value:
                 raise AssertionError(f"{name}: {key} is at {value:#x}")
         interpret(described, named, grid)
 
@@ -158,12 +171,24 @@ def _built(folder: Path, name: str, wanted: list[str]) -> Path:
         source = FOLDER / "driver.c"
         if name != "libcuda.so.1":
             source = folder / f"{name}.s"
-            source.write_text("".join(
-                f".globl {each}\n.type {each},@function\n{each}: jmp {each.replace('_cuda_', '_cpu_', 1)}@PLT\n" for each in wanted
-            ))  # fmt: skip
+            jumps = [f"{each}: jmp {each.replace('_cuda_', '_cpu_', 1)}@PLT\n" for each in wanted]
+            source.write_text(
+                "".join(f".globl {each}\n.type {each},@function\n{jump}" for each, jump in zip(wanted, jumps, strict=True))
+            )
         torchs = Path(torch.__file__).parent / "lib"
         links = ["-Wl,--no-as-needed", f"-L{torchs}", "-ltorch_cpu", f"-Wl,-rpath,{torchs}"] if wanted else []
-        command = ["gcc", "-shared", "-fPIC", "-O1", "-w", f"-Wl,-soname,{name}", "-o", os.fspath(made), os.fspath(source), *links]
+        command = [
+            "gcc",
+            "-shared",
+            "-fPIC",
+            "-O1",
+            "-w",
+            f"-Wl,-soname,{name}",
+            "-o",
+            os.fspath(made),
+            os.fspath(source),
+            *links,
+        ]
         subprocess.run(command, check=True, capture_output=True)
     return made
 
@@ -192,7 +217,9 @@ def _function(source: str) -> Any:
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     scope = {"triton": triton, "tl": tl, "triton_helpers": triton_helpers, "tl_math": tl_math, "libdevice": Libdevice(tl)}
     exec(compile(source, name, "exec"), scope)
-    found = next(value for key, value in scope.items() if key.startswith("triton_") and callable(value) and key != "triton_helpers")
+    found = next(
+        value for key, value in scope.items() if key.startswith("triton_") and callable(value) and key != "triton_helpers"
+    )
     return triton.jit(found)
 
 
@@ -262,8 +289,46 @@ def sources_of(kernels: list[Any], architecture: str) -> dict[str, Any]:
     for kernel in kernels:
         binary = kernel.binaries[architecture]
         found[hashlib.sha256(binary.cubin).hexdigest()] = {
-            "name": kernel.name, "grid": kernel.grid, "warps": kernel.warps, "shared": binary.shared, "arguments": kernel.arguments,
-            "names": kernel.names, "constants": {key: value for key, value in kernel.constants.items() if isinstance(key, str)},
-            "blocks": kernel.configuration, "source": kernel.source, "aligned": [],
-        }  # fmt: skip
+            **{name: getattr(kernel, name) for name in ("name", "grid", "warps", "arguments", "names", "source")},
+            "shared": binary.shared,
+            "blocks": kernel.configuration,
+            "constants": {key: value for key, value in kernel.constants.items() if isinstance(key, str)},
+        }
     return json.loads(json.dumps(found))
+
+
+@contextlib.contextmanager
+def simulated(folder: Path, sources: dict[str, Any]) -> Iterator[Simulator]:
+    """Within the block, bundles load with ``backend="cuda:sm80"`` on a GPU that is simulated. Their tensors are on the CPU."""
+    simulator = Simulator(folder, sources)
+    made = cuda.CudaDevice.__init__
+
+    def on_the_cpu(device: Any, bundle: Any, target: Any, asked: Any) -> None:
+        made(device, bundle, target, torch.device("cuda", 0))
+        device.device = torch.device("cpu")
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in (
+            (_torch_compat, "aoti_runner", simulator.runner),
+            (cuda, "unfit", lambda target, device: ""),
+            (cuda.CudaDevice, "__init__", on_the_cpu),
+            (torch.cuda, "get_device_capability", lambda device=None: (8, 0)),
+            (torch.cuda, "device", lambda device: contextlib.nullcontext()),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield simulator
+
+
+@contextlib.contextmanager
+def sources_kept(architecture: str) -> Iterator[dict[str, Any]]:
+    """What builds in the block compile for an architecture, as :class:`Simulator` takes it."""
+    found: dict[str, Any] = {}
+    lower = compiling.lower_for_cuda
+
+    def kept(*args: Any) -> Any:
+        code = lower(*args)
+        found.update(sources_of(code.kernels, architecture))
+        return code
+
+    with mock.patch.object(compiling, "lower_for_cuda", kept):
+        yield found

@@ -20,7 +20,7 @@ ATTENTION: Final[Mapping[Any, Any]] = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default: attention.attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention.attention_backward,
 }
-"""A trace on the CPU takes torch's CPU operator for attention. Which one of those for GPUs would be taken depends on the device."""
+"""A trace on the CPU takes torch's operator for the CPU. Which of those for GPUs eager takes depends on the device."""
 
 _OF_PROCESSORS: Final = ("mkldnn", "_for_cpu", "fbgemm", "quantized")
 """Parts of the names of operators that GPUs do not have."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -195,9 +195,7 @@ def _compiled(
 ) -> dict[str, _Files]:
     """The code of a graph for each architecture: from the cache, or lowered once for all that it lacks."""
     made_by = {"revision": revision_of(*_SOURCES), **applying.record_of_fixes(inductor=True, untested=False)}
-    options = {
-        name: {**_tools([name]), "call": call.fingerprint, "architecture": name, **made_by} for name in architectures
-    }
+    options = {name: {**_tools([name]), "call": call.fingerprint, "architecture": name, **made_by} for name in architectures}
     found = {name: cache.find(item.graph, each) for name, each in options.items()}
     lacking = [name for name, files in found.items() if files is None]
     if lacking:

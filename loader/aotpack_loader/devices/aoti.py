@@ -18,9 +18,8 @@ from ..archive.bundle import Bundle
 from ..errors import CorruptBundleError, TargetError
 from ..format import schema
 from .base import CpuDevice
-from .call_library import CallLibrary, open_library
+from .call_library import open_library
 from .packages import library_of, operators_called, package_of, require_operators
-
 
 _CPU: Final = torch.device("cpu")
 

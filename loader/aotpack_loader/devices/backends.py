@@ -177,7 +177,11 @@ class _Pjrt(Backend):
         return PjrtDevice(bundle, target)
 
 
-BACKENDS: Final[dict[str, tuple[Backend, ...]]] = {"portable": (_Portable(),), "aoti": (_Aoti(), _Cuda()), "xla": (_Xla(), _Pjrt())}
+BACKENDS: Final[dict[str, tuple[Backend, ...]]] = {
+    "portable": (_Portable(),),
+    "aoti": (_Aoti(), _Cuda()),
+    "xla": (_Xla(), _Pjrt()),
+}
 """The backends of each kind of target, as a target's document names it."""
 
 

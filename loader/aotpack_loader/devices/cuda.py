@@ -17,12 +17,12 @@ from .._symbols import not_exported_by_torch
 from ..archive.bundle import Bundle
 from ..errors import CorruptBundleError
 from ..format import schema
+from ..format.validate_target import KERNEL_NAME
 from .aoti import AotiDevice
 from .elsewhere import moved
 from .packages import package_of
 
 _SHOWN: Final = 5
-_KERNEL_NAME: Final = re.compile(r"[A-Za-z0-9_]{1,200}")
 
 Version = tuple[int, ...]
 
@@ -40,7 +40,8 @@ def unfit(target: schema.Target, device: torch.device | None) -> str:
     name = f"{torch.cuda.get_device_name(device)} (compute capability {'.'.join(map(str, found))})"
     kind = kind_of_code(gpu, found)
     if not kind:
-        return f"has code for compute capability {gpu.capability}, and this is {name}: aotpack compile adds cuda:sm{found[0]}{found[1]}"
+        adds = f"'aotpack compile' adds cuda:sm{found[0]}{found[1]}"
+        return f"has code for compute capability {gpu.capability}, and this is {name}; {adds}"
     needed = gpu.driver if kind == "code" else gpu.ptx_driver
     if _numbers(needed) > driver:
         return f"needs a driver of CUDA {needed} or later; this one is of CUDA {'.'.join(map(str, driver))}"
@@ -107,7 +108,7 @@ class CudaDevice(AotiDevice):
         Raises:
             CorruptBundleError: it is none, or its name is no name of a file.
         """
-        if not _KERNEL_NAME.fullmatch(name):
+        if not KERNEL_NAME.fullmatch(name):
             raise CorruptBundleError(f"C40: {name[:100]!r} is no name of a kernel.")
         descriptor = kernel.code if self._kind == "code" else kernel.ptx
         if descriptor is None:
@@ -115,6 +116,7 @@ class CudaDevice(AotiDevice):
         path = self._bundle.code(descriptor)
         with path.open("rb") as file:
             start = file.read(4096)
-        if not start.startswith(b"\x7fELF") if self._kind == "code" else b".version" not in start:
-            raise CorruptBundleError(f"C40: the kernel {name} of {self._target.name} is no {'cubin' if self._kind == 'code' else 'PTX'}.")
+        if not (start.startswith(b"\x7fELF") if self._kind == "code" else b".version" in start):
+            form = "cubin" if self._kind == "code" else "PTX"
+            raise CorruptBundleError(f"C40: the kernel {name} of {self._target.name} is no {form}.")
         return path

@@ -13,7 +13,7 @@ import torch
 
 from .._torch_compat import profiled, profiler_is_on
 from ..archive.bundle import Bundle
-from ..errors import CorruptBundleError, TargetError, TrustError
+from ..errors import CorruptBundleError, TrustError
 from ..format import schema
 from . import elsewhere, operators
 from .base import CpuDevice, Executable

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
+from typing import Final
 
 from ..errors import Problem
 from . import donations, schema, subclasses
@@ -10,11 +12,15 @@ from .validate import in_range, refuse
 from .validate_expressions import too_long, unknown_symbols
 
 
+KERNEL_NAME: Final = re.compile(r"[A-Za-z0-9_]{1,200}")
+"""Names of kernels become names of files."""
+
+
 def validate_target(target: schema.Target, program: schema.Program, where: str) -> None:
     """Check a target against its program.
 
     C14: its executables take and return the same values as the program's graphs. C27: they
-    overwrite only what is donated. C13: its constraints are valid.
+    overwrite only what is donated. C13: its constraints are valid. C40: names of kernels are names of files.
 
     Raises:
         CorruptBundleError: lists every executable and constraint that does not fit.
@@ -50,6 +56,12 @@ def validate_target(target: schema.Target, program: schema.Program, where: str) 
         parts = {call.part for key in arities if key in target.sequences for call in target.sequences[key].calls}
         for part in sorted(parts & target.executables.keys()):
             problems += _overwritten_problems(target.executables[part], (), f"$.executables[{part!r}]")
+    problems += [
+        Problem(f"$.executables[{key!r}].kernels", f"C40: {name[:100]!r} is no name of a kernel")
+        for key, executable in target.executables.items()
+        for name in executable.kernels
+        if not KERNEL_NAME.fullmatch(name)
+    ]
     refuse(where, problems)
 
 

@@ -12,6 +12,9 @@ _EAGER_KERNELS = (
 )
 _SMOOTH = ("bilinear2d", "bicubic2d", "trilinear3d")
 
+_ASKED_OF_A_GPU = ("get_device_properties", "current_device", "device_count", "synchronize", "is_bf16_supported")
+_ASKED_OF_ITS_INTERFACE = ("get_compute_capability", "is_available", "exchange_device", "maybe_exchange_device", "get_raw_stream")
+
 HOOKS = (
     Hook(
         id="inductor-graph-lowering",
@@ -124,5 +127,29 @@ HOOKS = (
             *(f"torch._inductor.cpu_vec_isa.{name}.__bool__" for name in ("VecISA", "VecAVX512")),
             *(f"torch._inductor.cpu_vec_isa.{name}" for name in ("VecISA.check_build", "valid_vec_isa_list")),
         ),
+    ),
+    Hook(
+        id="inductor-cuda-without-device",
+        component="inductor",
+        summary="Answers what Inductor asks of a GPU, so that a build for GPUs needs none.",
+        module="inductor.cuda.without_device",
+        patches=(
+            *(f"torch.cuda.{name}" for name in (*_ASKED_OF_A_GPU, "get_device_capability", "mem_get_info", "_lazy_init")),
+            *(f"torch._dynamo.device_interface.CudaInterface.{name}" for name in (*_ASKED_OF_A_GPU, *_ASKED_OF_ITS_INTERFACE)),
+            "torch._subclasses.fake_tensor.init_gpu_context",
+            "torch._inductor.runtime.triton_helpers.set_driver_to_gpu",
+            "torch._inductor.runtime.triton_heuristics.CachingAutotuner.precompile",
+            "torch._inductor.fx_passes.joint_graph.lazy_init",
+            "torch._inductor.fx_passes.post_grad.lazy_init",
+            "torch._inductor.codecache.get_device_information",
+            "torch.utils.cpp_extension.CUDA_HOME",
+        ),
+    ),
+    Hook(
+        id="inductor-cuda-kernels",
+        component="inductor",
+        summary="Compiles each kernel for several architectures, where Inductor would run it to choose its configuration.",
+        module="inductor.cuda.kernels",
+        patches=("torch._inductor.codegen.wrapper.PythonWrapperCodegen.generate_and_run_autotune_block",),
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from torch._inductor.codecache import CudaKernelParamCache
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen
-from torch._inductor.runtime import triton_heuristics
+from torch._inductor.runtime.triton_helpers import get_constexprs
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner, GridExpr, TritonCompileResult, config_to_dict
 
 from ...api.patching import replaced
@@ -37,7 +37,7 @@ class Kernel(NamedTuple):
     """A kernel of a graph: its name, how it is launched, and its code by architecture.
 
     ``grid`` are three expressions of its sizes, ``arguments`` the types of what it is given, ``configuration`` its block sizes.
-    ``source`` is the function in Triton's language, ``names`` which of its arguments are given, in order, and ``constants`` others.
+    ``source`` is the function in Triton's language. ``names`` are its arguments that are given, and ``constants`` the others.
     """
 
     name: str
@@ -77,25 +77,18 @@ def kernels_compiled(architectures: Sequence[str], found: list[Kernel]) -> Itera
 
 def _compiled(tuner: Any, architectures: Sequence[str]) -> Kernel:
     """Compile a kernel, and tell Inductor how it is launched."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     name = tuner.inductor_meta["kernel_name"]
     config = chosen(tuner.configs, tuner.size_hints or {})
-    binaries: dict[str, Binary] = {}
-    for architecture in architectures:
-        meta = tuner._create_compile_meta(config) | {"cc": number(architecture)}
-        source = ASTSource(tuner.fn, meta["signature"], meta["constants"], meta["configs"][0])
-        options = tuner._create_compile_options(config, meta)
-        target = GPUTarget("cuda", number(architecture), _WARP)
-        binary: Any = triton.compile(source, target=target, options=options)
-        if binary.metadata.shared > CHIPS[architecture].shared:
-            raise ValueError(f"{name} needs {binary.metadata.shared} bytes of shared memory, more than a block has on {architecture}")
-        ptx = binary.asm["ptx"].encode() if has_portable_ptx(architecture) else b""
-        binaries[architecture] = Binary(binary.asm["cubin"], ptx, binary.metadata.shared)
+    meta = tuner._create_compile_meta(config)
+    compiled = {architecture: _compile(tuner, config, architecture) for architecture in architectures}
+    binary = compiled[architectures[0]]
+    for architecture, other in compiled.items():
+        if other.metadata.shared > CHIPS[architecture].shared:
+            raise ValueError(f"{name} takes {other.metadata.shared} bytes of shared memory, more than {architecture} has")
+        if _launched_as(other) != _launched_as(binary):
+            raise ValueError(f"{name} is launched in another way on {architecture} than on {architectures[0]}")
     result = TritonCompileResult(binary, config, meta, tuner.inductor_meta)
-    constexprs = triton_heuristics.get_constexprs(tuner.fn)
+    constexprs = get_constexprs(tuner.fn)
     call_args, def_args, none_args = result._get_arg_lists(tuner.fn.arg_names, constexprs)
     block = config_to_dict(config)
     call_args = [x for x in call_args if meta["signature"].get(x, "constexpr") != "constexpr" and x not in none_args]
@@ -119,7 +112,40 @@ def _compiled(tuner: Any, architectures: Sequence[str]) -> Kernel:
     grid = GridExpr.from_meta(tuner.inductor_meta, block, mode="python")
     sizes = {key: value for key, value in block.items() if isinstance(value, int) and key not in ("num_warps", "num_ctas")}
     passed = [*(meta["signature"][x] for x in call_args), *_scratch(launch)]
-    return Kernel(name, _grid(grid, meta["constants"]), binary.metadata.num_warps, passed, sizes, tuner.fn.src, call_args, meta["constants"], binaries)
+    return Kernel(
+        name,
+        _grid(grid, meta["constants"]),
+        binary.metadata.num_warps,
+        passed,
+        sizes,
+        tuner.fn.src,
+        call_args,
+        meta["constants"],
+        {architecture: _stored(each, architecture) for architecture, each in compiled.items()},
+    )
+
+
+def _compile(tuner: Any, config: Any, architecture: str) -> Any:
+    """A kernel compiled by Triton, which keeps it in its cache."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    meta = tuner._create_compile_meta(config) | {"cc": number(architecture)}
+    source = ASTSource(tuner.fn, meta["signature"], meta["constants"], meta["configs"][0])
+    target = GPUTarget("cuda", number(architecture), _WARP)
+    return triton.compile(source, target=target, options=tuner._create_compile_options(config, meta))
+
+
+def _launched_as(binary: Any) -> tuple[Any, ...]:
+    """What the host's code knows of a kernel, besides its shared memory."""
+    known = binary.metadata
+    return known.name, known.num_warps, known.num_ctas, known.global_scratch_size, known.profile_scratch_size
+
+
+def _stored(binary: Any, architecture: str) -> Binary:
+    ptx = binary.asm["ptx"].encode() if has_portable_ptx(architecture) else b""
+    return Binary(binary.asm["cubin"], ptx, binary.metadata.shared)
 
 
 def _scratch(launch: dict[str, Any]) -> list[str]:
@@ -151,7 +177,11 @@ def chosen(configs: Sequence[Any], size_hints: dict[str, int]) -> Any:
             if not prefix.startswith("r"):
                 blocks *= -(-size // block)
         of_a_thread = elements / (config.num_warps * _WARP)
-        return max(0.0, math.log2(2 * processors / blocks)), abs(math.log2(of_a_thread / _ELEMENTS_OF_A_THREAD)), -config.num_warps
+        return (
+            max(0.0, math.log2(2 * processors / blocks)),
+            abs(math.log2(of_a_thread / _ELEMENTS_OF_A_THREAD)),
+            -config.num_warps,
+        )
 
     return min(configs, key=cost)
 
@@ -167,5 +197,3 @@ def minimum_driver(architecture: str, assembler: str) -> str:
     Code runs on drivers of the same major release, if they know the architecture.
     """
     return max(f"{assembler.partition('.')[0]}.0", CHIPS[architecture].cuda, key=lambda text: [*map(int, text.split("."))])
-
-

@@ -83,7 +83,9 @@ def lower_for_cuda(
     """
     retargeted(graph.module)
     inputs = [node.meta["val"] for node in graph.module.graph.find_nodes(op="placeholder")]
-    lowering = _CudaLowering(replace(graph, inputs=inputs), Code(folder / "code.so", march, 1 if march else None), architectures, rules)
+    lowering = _CudaLowering(
+        replace(graph, inputs=inputs), Code(folder / "code.so", march, 1 if march else None), architectures, rules
+    )
     lowering.run()
     first = lowering.library
     libraries: dict[str, Library] = {}
@@ -153,8 +155,8 @@ def _stub(name: str, compiler: str) -> Path:
         with temporary_directory(folder) as temporary:
             source = temporary / "empty.c"
             source.write_text("")
-            command = [compiler, "-shared", "-nostdlib", f"-Wl,-soname,{soname},-z,noexecstack", "-o", temporary / soname, source]
-            subprocess.run(command, check=True, capture_output=True)
+            flags = ["-shared", "-nostdlib", f"-Wl,-soname,{soname},-z,noexecstack", "-o", str(temporary / soname)]
+            subprocess.run([compiler, *flags, str(source)], check=True, capture_output=True)
             (temporary / soname).chmod(0o700)
             (temporary / soname).replace(made)
     return made

@@ -64,7 +64,8 @@ def without_device() -> Iterator[None]:
         (interface, "maybe_exchange_device", 0),
         (interface, "get_raw_stream", 0),
     ]
-    common = {"get_device_properties": properties, "current_device": 0, "device_count": 1, "synchronize": None}
+    common = {"get_device_properties": properties, "current_device": 0, "device_count": 1}
+    common |= {"synchronize": None, "is_bf16_supported": True}
     answers += [(owner, name, value) for owner in (torch.cuda, interface) for name, value in common.items()]
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: [cache.cache_clear() for cache in caches])
