@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -16,9 +16,19 @@ from ..base import GraphToCompile
 
 _aten = torch.ops.aten
 
+
+def _as_the_operator(function: Callable[..., Sequence[torch.Tensor]]) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """A function whose results lie in memory as those of torch's operator: positions before heads."""
+
+    def laid_out(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(each.transpose(1, 2).contiguous().transpose(1, 2) for each in function(*args, **kwargs))
+
+    return laid_out
+
+
 ATTENTION: Final[Mapping[Any, Any]] = {
-    _aten._scaled_dot_product_flash_attention_for_cpu.default: attention.attention,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention.attention_backward,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: _as_the_operator(attention.attention),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _as_the_operator(attention.attention_backward),
 }
 """A trace on the CPU takes torch's operator for the CPU. Which of those for GPUs eager takes depends on the device."""
 

@@ -22,7 +22,7 @@ Changes by version:
 
 * 1.2 (2026-11-29): the features ``module-flags`` and ``result-sources``, which programs of 1.1 use without the names;
   the feature ``assigned-state``: ``assigned`` of a program; the feature ``functions``: ``function`` of methods;
-  the feature ``state-writes``: ``state_writes`` of a backward.
+  the feature ``state-writes``: ``state_writes`` of a backward; ``gpu`` of targets, ``kernels`` of executables.
 """
 
 from __future__ import annotations

@@ -114,6 +114,13 @@ def _donating(documents: Documents) -> None:
     documents.target["executables"] = {"infer.forward": whole}
 
 
+def _with_a_kernel(documents: Documents) -> None:
+    _donating(documents)
+    whole = documents.target["executables"]["infer.forward"]
+    del whole["donated"]
+    whole["kernels"] = {"../kernel": {"code": documents.method["forward"]}}
+
+
 def _second_serves(documents: Documents) -> None:
     methods = documents.program["methods"]
     second = next(
@@ -186,6 +193,7 @@ MORE_INVALID: dict[str, Invalid] = {
         ),
     ),
     "donated_primal": Invalid("C27", "C27:", _donating),
+    "kernel_that_is_no_file": Invalid("C40", "C40:", _with_a_kernel),
     "copy_that_is_written": Invalid(
         "C28",
         "C28:",

@@ -39,6 +39,24 @@ def add_importing_target(documents: Any) -> None:
     add_targets(documents, imports=["aoti_torch_delete_tensor_object", "aoti_torch_get_data_ptr"])
 
 
+def add_target_for_gpus(documents: Any) -> None:
+    """Add a native target for GPUs, whose kernels have PTX in one graph and none in the others."""
+    native = {"name": "cuda:vector", "kind": "aoti", "device": "cuda", "architecture": NOWHERE, "torch": "==2.13.*"}
+    native |= {"gpu": {"capability": "8.0", "driver": "12.0", "ptx": "8.7", "ptx_driver": "12.8"}}
+    blobs: list[Json] = []
+    native |= _compiled(documents, blobs)
+    code = _blob(documents, blobs, media_types.CODE_CUBIN, b"\x7fELF no kernel")
+    ptx = _blob(documents, blobs, media_types.CODE_PTX, b".version 8.7 no kernel")
+    kernel = {"code": code, "grid": ["-((xnumel) // -(256))", "1", "1"], "warps": 4, "arguments": ["*fp32", "i32"]}
+    kernel |= {"shared": 512, "blocks": {"XBLOCK": 256}, "ptx": ptx}
+    for executable in native["executables"].values():
+        executable["kernels"] = {"triton_poi_fused_tanh_0": kernel}
+        kernel = {"code": code}
+    documents.add_target(native, blobs, {"architecture": NOWHERE, "os": "linux"})
+    exact = {**native, "name": "cuda:vector-exact", "gpu": {"capability": "9.0", "driver": "12.0", "is_exact": True}}
+    documents.add_target(exact, blobs, {"architecture": NOWHERE, "os": "linux"})
+
+
 def add_targets_that_are_not_here(documents: Any) -> None:
     """Add a target of each kind, and leave out their layers: a copy that was pulled with the portable target alone."""
     add_targets(documents)

@@ -13,6 +13,8 @@ from torch._dynamo import device_interface
 from torch._inductor.fx_passes import joint_graph, post_grad
 from torch._inductor.runtime import hints, triton_helpers
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils import cpp_extension
 from torch.utils._triton import has_triton
 
@@ -36,6 +38,18 @@ class _Driver:
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cuda", 0)
+
+
+class _Copies(TorchFunctionMode):
+    """Checks copies into fake tensors of a GPU, where a torch that is built without CUDA wants a device to make them."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (torch.Tensor.copy_, torch.ops.aten.copy_.default) and isinstance(args[0], FakeTensor):
+            into, source = args[:2]
+            if into.device.type == "cuda":
+                source.expand(into.shape)  # raises what the copy would
+                return into
+        return function(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
@@ -68,6 +82,7 @@ def without_device() -> Iterator[None]:
     common |= {"synchronize": None, "is_bf16_supported": True}
     answers += [(owner, name, value) for owner in (torch.cuda, interface) for name, value in common.items()]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_Copies())
         stack.callback(lambda: [cache.cache_clear() for cache in caches])
         for owner, name, value in answers:
             replace = hooked if isinstance(owner, ModuleType) else replaced
