@@ -195,7 +195,7 @@ def test_a_kernels_name_is_checked_with_the_documents() -> None:
     program = SimpleNamespace(methods={}, state=[])
     with pytest.raises(CorruptBundleError) as caught:
         validate_target(target(SM80, executables={"infer.forward": code}), program, "target")  # type: ignore[arg-type]
-    assert Problem("$.executables['infer.forward'].kernels", "C40: 'a/b' is no name of a kernel") in caught.value.problems
+    assert Problem("$.executables['infer.forward'].kernels", "C44: 'a/b' is no name of a kernel") in caught.value.problems
 
 
 def test_documents_of_kernels_keep_all() -> None:

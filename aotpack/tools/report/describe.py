@@ -92,6 +92,10 @@ def code_blobs(target: schema.Target) -> Iterator[tuple[schema.Descriptor, str]]
     """Yield the blobs with a target's code, and what each contains."""
     for key, executable in target.executables.items():
         yield executable.code, f"code {key}"
+        for name, kernel in executable.kernels.items():
+            yield kernel.code, f"kernel {name}"
+            if kernel.ptx is not None:
+                yield kernel.ptx, f"PTX {name}"
     for _, key, computation in computations(target):
         for kind, blob in (("HLO", computation.hlo), ("StableHLO", computation.stablehlo), ("code", computation.code)):
             if blob is not None:
@@ -112,6 +116,7 @@ def requirements_of(target: schema.Target, program: schema.Program) -> str:
     """
     needs = [f"{target.device} {target.topology}"] if target.topology else []
     needs += [torch_releases_of(target)] if target.torch else []
+    needs += [gpus_of(target.gpu)] if target.gpu is not None else []
     needs += [f"{package} {releases}" for package, releases in target.packages.items()]
     if not target.instruction_set:
         needs += target.cpu_features
@@ -132,6 +137,14 @@ def torch_releases_of(target: schema.Target) -> str:
     releases = [target.torch.removeprefix("==").removesuffix(".*"), *others]
     *first, last = sorted(releases, key=lambda release: [int(number) for number in release.split(".")])
     return f"torch {', '.join(first)} or {last}"
+
+
+def gpus_of(gpu: schema.Gpu) -> str:
+    """The GPUs and drivers that run a target: ``a GPU of 8.x from 8.0 on, a driver of CUDA 12.0; as PTX later ones, CUDA 12.8``."""
+    major = gpu.capability.partition(".")[0]
+    which = f"a GPU of {gpu.capability}" if gpu.is_exact else f"a GPU of {major}.x from {gpu.capability} on"
+    later = f"; as PTX later ones, CUDA {gpu.ptx_driver}" if gpu.ptx else ""
+    return f"{which}, a driver of CUDA {gpu.driver}{later}"
 
 
 def platform_text(platform: schema.Platform | None) -> str:

@@ -109,14 +109,14 @@ class CudaDevice(AotiDevice):
             CorruptBundleError: it is none, or its name is no name of a file.
         """
         if not KERNEL_NAME.fullmatch(name):
-            raise CorruptBundleError(f"C40: {name[:100]!r} is no name of a kernel.")
+            raise CorruptBundleError(f"C44: {name[:100]!r} is no name of a kernel.")
         descriptor = kernel.code if self._kind == "code" else kernel.ptx
         if descriptor is None:
-            raise CorruptBundleError(f"C40: the target {self._target.name} has no PTX of the kernel {name}.")
+            raise CorruptBundleError(f"C44: the target {self._target.name} has no PTX of the kernel {name}.")
         path = self._bundle.code(descriptor)
         with path.open("rb") as file:
             start = file.read(4096)
         if not (start.startswith(b"\x7fELF") if self._kind == "code" else b".version" in start):
             form = "cubin" if self._kind == "code" else "PTX"
-            raise CorruptBundleError(f"C40: the kernel {name} of {self._target.name} is no {form}.")
+            raise CorruptBundleError(f"C44: the kernel {name} of {self._target.name} is no {form}.")
         return path

@@ -20,7 +20,7 @@ def validate_target(target: schema.Target, program: schema.Program, where: str) 
     """Check a target against its program.
 
     C14: its executables take and return the same values as the program's graphs. C27: they
-    overwrite only what is donated. C13: its constraints are valid. C40: names of kernels are names of files.
+    overwrite only what is donated. C13: its constraints are valid. C44: names of kernels are names of files.
 
     Raises:
         CorruptBundleError: lists every executable and constraint that does not fit.
@@ -57,7 +57,7 @@ def validate_target(target: schema.Target, program: schema.Program, where: str) 
         for part in sorted(parts & target.executables.keys()):
             problems += _overwritten_problems(target.executables[part], (), f"$.executables[{part!r}]")
     problems += [
-        Problem(f"$.executables[{key!r}].kernels", f"C40: {name[:100]!r} is no name of a kernel")
+        Problem(f"$.executables[{key!r}].kernels", f"C44: {name[:100]!r} is no name of a kernel")
         for key, executable in target.executables.items()
         for name in executable.kernels
         if not KERNEL_NAME.fullmatch(name)

@@ -394,7 +394,7 @@ DOCUMENTS: dict[str, Case] = {
     ),
     "targets_for_gpus": Case(
         "native targets for GPUs, with kernels; none of them fits any machine",
-        ["C40"],
+        ["C44"],
         lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)),
         lambda: (t(3, 2, grad=True),),
         lambda: [Call([t(3, 2, grad=True)])],

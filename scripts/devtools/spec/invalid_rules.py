@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aotpack_loader.archive import compression
+from aotpack_loader.format import media_types
 
 from .documents import Documents, dump
 from .invalid import Invalid, _graph, _method, _set, _state
@@ -118,7 +119,9 @@ def _with_a_kernel(documents: Documents) -> None:
     _donating(documents)
     whole = documents.target["executables"]["infer.forward"]
     del whole["donated"]
-    whole["kernels"] = {"../kernel": {"code": documents.method["forward"]}}
+    kernel = documents.add_blob(media_types.CODE_CUBIN, compression.compress(b"\x7fELF"), b"\x7fELF")
+    documents.manifest["layers"].append(kernel)
+    whole["kernels"] = {"../kernel": {"code": kernel}}
 
 
 def _second_serves(documents: Documents) -> None:
@@ -193,7 +196,7 @@ MORE_INVALID: dict[str, Invalid] = {
         ),
     ),
     "donated_primal": Invalid("C27", "C27:", _donating),
-    "kernel_that_is_no_file": Invalid("C40", "C40:", _with_a_kernel),
+    "kernel_that_is_no_file": Invalid("C44", "C44:", _with_a_kernel),
     "copy_that_is_written": Invalid(
         "C28",
         "C28:",

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +75,12 @@ class CudaCode:
 def lower_for_cuda(
     graph: GraphToLower, folder: Path, architectures: Sequence[str], march: str | None, rules: Mapping[Any, Any]
 ) -> CudaCode:
-    """Lower a graph that was traced on the CPU. It is changed. ``rules``: further decompositions, by operator.
+    """Lower a graph that was traced on the CPU. ``rules``: further decompositions, by operator.
 
     Raises:
         LoweringError: Inductor has no code for some operator.
     """
-    retargeted(graph.module)
-    inputs = [node.meta["val"] for node in graph.module.graph.find_nodes(op="placeholder")]
-    lowering = _CudaLowering(
-        replace(graph, inputs=inputs), Code(folder / "code.so", march, 1 if march else None), architectures, rules
-    )
+    lowering = _CudaLowering(graph, Code(folder / "code.so", march, 1 if march else None), architectures, rules)
     lowering.run()
     first = lowering.library
     libraries: dict[str, Library] = {}
@@ -138,6 +133,12 @@ class _CudaLowering(Lowering):
             hooked("inductor-cuda-without-device", codecache, "get_device_information", lambda device: {}),
         ):
             yield
+
+    def _compile_inner(self, module: torch.fx.GraphModule, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        """Move the graph that Inductor made of ours. Before, all is on the CPU: torch without CUDA runs few operators elsewhere."""
+        retargeted(module)
+        moved = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+        return super()._compile_inner(module, moved, *args, **kwargs)
 
     def _rewrite(self, module: torch.fx.GraphModule) -> None:
         rewritten(module)
