@@ -143,6 +143,8 @@ HOOKS = (
             "torch._inductor.fx_passes.post_grad.lazy_init",
             "torch._inductor.codecache.get_device_information",
             "torch.utils.cpp_extension.CUDA_HOME",
+            "torch.Tensor.__invert__",
+            "torch.Tensor.copy_",
         ),
     ),
     Hook(

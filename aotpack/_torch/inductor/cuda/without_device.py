@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Final
 
@@ -14,7 +14,6 @@ from torch._inductor.fx_passes import joint_graph, post_grad
 from torch._inductor.runtime import hints, triton_helpers
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
 from torch.utils import cpp_extension
 from torch.utils._triton import has_triton
 
@@ -40,16 +39,23 @@ class _Driver:
         return torch.device("cuda", 0)
 
 
-class _Copies(TorchFunctionMode):
-    """Checks copies into fake tensors of a GPU, where a torch that is built without CUDA wants a device to make them."""
+def _without_guards(name: str, computed: Callable[..., Any]) -> Any:
+    """A method of tensors that Python enters in the guard of a device, of which torch without CUDA has none.
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in (torch.Tensor.copy_, torch.ops.aten.copy_.default) and isinstance(args[0], FakeTensor):
-            into, source = args[:2]
-            if into.device.type == "cuda":
-                source.expand(into.shape)  # raises what the copy would
-                return into
-        return function(*args, **(kwargs or {}))
+    ``computed`` does the same for fake tensors of a GPU.
+    """
+    method: Callable[..., Any] = getattr(torch.Tensor, name)
+
+    def called(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        is_there = isinstance(tensor, FakeTensor) and tensor.device.type == "cuda"
+        return (computed if is_there else method)(tensor, *args, **kwargs)
+
+    return hooked(_ID, torch.Tensor, name, called)
+
+
+def _copied(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    source.expand(into.shape)  # raises what the copy would
+    return into
 
 
 @contextlib.contextmanager
@@ -82,7 +88,8 @@ def without_device() -> Iterator[None]:
     common |= {"synchronize": None, "is_bf16_supported": True}
     answers += [(owner, name, value) for owner in (torch.cuda, interface) for name, value in common.items()]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_Copies())
+        stack.enter_context(_without_guards("__invert__", torch.bitwise_not))
+        stack.enter_context(_without_guards("copy_", _copied))
         stack.callback(lambda: [cache.cache_clear() for cache in caches])
         for owner, name, value in answers:
             replace = hooked if isinstance(owner, ModuleType) else replaced
