@@ -97,7 +97,9 @@ def test_what_a_machine_lacks(gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPa
     gpu.driver, gpu.capability = (12, 4), H100
     assert cuda.unfit(target(SM80), None) == "needs a driver of CUDA 12.8 or later; this one is of CUDA 12.4"
     gpu.capability, gpu.name = A10, "NVIDIA A10"
-    told = "has code for compute capability 9.0, and this is NVIDIA A10 (compute capability 8.6); 'aotpack compile' adds cuda:sm86"
+    told = (
+        "has code for compute capability 9.0, and this is NVIDIA A10 (compute capability 8.6); 'aotpack compile' adds cuda:sm86"
+    )
     assert cuda.unfit(target(SM90), None) == told
     lacking = target(SM80, imports=["aoti_torch_device_type_cpu", "aoti_torch_of_tomorrow"])
     assert cuda.unfit(lacking, None).endswith("lacks: aoti_torch_of_tomorrow")
@@ -165,8 +167,8 @@ def test_torn_kernels(tmp_path: Path, name: str, kind: str, content: bytes, told
     device._bundle, device._target, device._kind = _Bundle(tmp_path / "kernel"), target(SM80), kind  # type: ignore[assignment]
     with pytest.raises(CorruptBundleError, match=told):
         device._kernel(name, schema.CudaKernel(blob, blob))
+    device._kind = "ptx"
     with pytest.raises(CorruptBundleError, match="has no PTX of the kernel triton_0"):
-        device._kind = "ptx"
         device._kernel("triton_0", schema.CudaKernel(blob))
 
 

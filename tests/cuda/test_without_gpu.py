@@ -1,4 +1,4 @@
-"""Bundles for GPUs where there is none: kernels are read by NVIDIA's tools, and run by Triton's interpreter under the host's code.
+"""Bundles for GPUs where there is none: NVIDIA's tools read the kernels, and Triton's interpreter runs them under the host's code.
 
 Triton compiles in one process and interprets in another, because a variable decides for all of a process.
 """
@@ -53,7 +53,8 @@ MODELS = """
     class Pictures(nn.Module):
         def __init__(self):
             super().__init__()
-            self.layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 4))
+            first = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)
+            self.layers = nn.Sequential(*first, nn.Flatten(), nn.Linear(72, 4))
 
         def forward(self, x):
             return self.layers(x).logsumexp(1).sum()
@@ -110,8 +111,8 @@ RUN = """
             there, here = loaded(*given), model(*given)
             there.backward()
             here.backward()
-            pairs = [(there, here), *zip((p.grad for p in loaded.parameters()), (p.grad for p in model.parameters()), strict=True)]
-            pairs += list(zip(loaded.buffers(), model.buffers(), strict=True))
+            pairs = [(there, here), *zip(loaded.buffers(), model.buffers(), strict=True)]
+            pairs += [(a.grad, b.grad) for a, b in zip(loaded.parameters(), model.parameters(), strict=True)]
             worst = max(worst, *(float((a.double() - b.double()).abs().max()) for a, b in pairs))
     print(json.dumps([worst, len(driver.launches)]))
 """
@@ -135,7 +136,8 @@ def run(tmp_path: Path) -> Run:
         command = [sys.executable, "-W", "ignore", "-c", text, *map(str, arguments)]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False)
         if refused:
-            assert done.returncode == 1 and refused in done.stderr, done.stderr[-4000:]
+            assert done.returncode == 1
+            assert refused in done.stderr, done.stderr[-4000:]
             return None
         assert done.returncode == 0, done.stderr[-6000:]
         return json.loads(done.stdout.splitlines()[-1])
@@ -181,7 +183,9 @@ def test_builds_for_several_architectures(tmp_path: Path, run: Run) -> None:
         assert one.targets.keys() == {"portable", "cuda:sm80", "cuda:sm90"}
         for name in ("cuda:sm80", "cuda:sm90"):
             made = one.targets[name]
-            assert other.targets[name].executables == made.executables, "bytes depend on neither caches, folders nor the model's source"
+            assert other.targets[name].executables == made.executables, (
+                "bytes depend on neither caches, folders nor the model's source"
+            )
             assert made.gpu is not None
             for code in made.executables.values():
                 for kernel, found in code.kernels.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -17,18 +17,30 @@ from ..base import GraphToCompile
 _aten = torch.ops.aten
 
 
-def _as_the_operator(function: Callable[..., Sequence[torch.Tensor]]) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """A function whose results lie in memory as those of torch's operator: positions before heads."""
+_POSITIONS_FIRST: Final = (0, 2, 1, 3)
+"""The order of dimensions in memory in which torch's operators for the CPU write all results but attention itself."""
 
-    def laid_out(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(each.transpose(1, 2).contiguous().transpose(1, 2) for each in function(*args, **kwargs))
 
-    return laid_out
+def _attention(query: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention whose results lie in memory as those of torch's operator: the first as the query does."""
+    result, logsumexp = attention.attention(query, *args, **kwargs)
+    strides: Any = query.stride()
+    order = sorted(range(4), key=lambda dim: (-strides[dim], dim))
+    return _laid_out(result, order), _laid_out(logsumexp, _POSITIONS_FIRST[:3])
+
+
+def _attention_backward(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(_laid_out(each, _POSITIONS_FIRST) for each in attention.attention_backward(*args, **kwargs))
+
+
+def _laid_out(x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """A tensor whose dimensions have this order in memory."""
+    return x.permute(*order).contiguous().permute(*(order.index(dim) for dim in range(x.dim())))
 
 
 ATTENTION: Final[Mapping[Any, Any]] = {
-    _aten._scaled_dot_product_flash_attention_for_cpu.default: _as_the_operator(attention.attention),
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _as_the_operator(attention.attention_backward),
+    _aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
 }
 """A trace on the CPU takes torch's operator for the CPU. Which of those for GPUs eager takes depends on the device."""
 

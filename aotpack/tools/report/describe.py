@@ -140,7 +140,7 @@ def torch_releases_of(target: schema.Target) -> str:
 
 
 def gpus_of(gpu: schema.Gpu) -> str:
-    """The GPUs and drivers that run a target: ``a GPU of 8.x from 8.0 on, a driver of CUDA 12.0; as PTX later ones, CUDA 12.8``."""
+    """The GPUs and drivers that run a target: ``a GPU of 8.x from 8.0 on, a driver of CUDA 12.0``."""
     major = gpu.capability.partition(".")[0]
     which = f"a GPU of {gpu.capability}" if gpu.is_exact else f"a GPU of {major}.x from {gpu.capability} on"
     later = f"; as PTX later ones, CUDA {gpu.ptx_driver}" if gpu.ptx else ""

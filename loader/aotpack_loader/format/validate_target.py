@@ -11,7 +11,6 @@ from . import donations, schema, subclasses
 from .validate import in_range, refuse
 from .validate_expressions import too_long, unknown_symbols
 
-
 KERNEL_NAME: Final = re.compile(r"[A-Za-z0-9_]{1,200}")
 """Names of kernels become names of files."""
 

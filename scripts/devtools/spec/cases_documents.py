@@ -13,7 +13,13 @@ from .arguments import Own, Seen
 from .case import INFER, Call, Case, Json, of, t
 from .cases_autograd import Quantity
 from .cases_values import batches
-from .targets import add_importing_target, add_target_for_gpus, add_target_with_own_graphs, add_targets, add_targets_that_are_not_here
+from .targets import (
+    add_importing_target,
+    add_target_for_gpus,
+    add_target_with_own_graphs,
+    add_targets,
+    add_targets_that_are_not_here,
+)
 
 # ---------------------------------------------------------------- offset and strides of arguments
 

@@ -135,7 +135,7 @@ class _CudaLowering(Lowering):
             yield
 
     def _compile_inner(self, module: torch.fx.GraphModule, inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        """Move the graph that Inductor made of ours. Before, all is on the CPU: torch without CUDA runs few operators elsewhere."""
+        """Move the graph that Inductor made of ours. Until then it is on the CPU, where torch without CUDA has all operators."""
         retargeted(module)
         moved = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
         return super()._compile_inner(module, moved, *args, **kwargs)
