@@ -1,4 +1,4 @@
-"""Bundles for GPUs where there is none: NVIDIA's tools read the kernels, and Triton's interpreter runs them under the host's code.
+"""Bundles for GPUs where there is none: NVIDIA's tools read kernels, and Triton's interpreter runs them under the host's code.
 
 Triton compiles in one process and interprets in another, because a variable decides for all of a process.
 """
