@@ -159,6 +159,7 @@ _STATEMENTS = "digests, signatures and policies: bytes, which no torch changes"
 
 WITHOUT_GROUP = {
     "tests/test_bench_check.py": _CHECKOUT,
+    "tests/test_cuda_target.py": "what the cuda target asks of a machine; scripts/test-cuda has the release of Triton",
     "tests/test_docs.py": "runs the snippets of the pages, which show the release of CI",
     "tests/test_hostile_signatures.py": _STATEMENTS,
     "tests/test_keyless.py": _STATEMENTS,
@@ -182,6 +183,6 @@ WITHOUT_GROUP = {
 }
 """Files of tests that need no run with another torch, and why.
 
-``tests/registry`` moves files, tests/test_devices.py runs ``tests/second_device``, and ``tests/xla`` runs with the torch of
-torch_xla.
+``tests/registry`` moves files, tests/test_devices.py runs ``tests/second_device``, ``tests/cuda`` runs beside Triton, and
+``tests/xla`` with the torch of torch_xla.
 """
