@@ -14,6 +14,7 @@ from aotpack._torch.inductor.cuda import toolkit
 from aotpack._torch.inductor.cuda.chips import CHIPS
 from aotpack._torch.inductor.cuda.kernels import chosen, minimum_driver
 from aotpack.targets import find_targets
+from aotpack.tools.report.describe import code_blobs, gpus_of
 from aotpack_loader import _torch_compat
 from aotpack_loader.devices import cuda
 from aotpack_loader.devices.backends import backend_of, unfit
@@ -205,3 +206,12 @@ def test_documents_of_kernels_keep_all() -> None:
     kernel = schema.CudaKernel(blob, blob, ["-((x) // -(256))", "1", "1"], 4, 128, ["*fp32", "i32"], {"XBLOCK": 256})
     found = target(SM80, executables={"infer.forward": schema.Executable(blob, [], [], kernels={"triton_0": kernel})})
     assert msgspec.json.decode(msgspec.json.encode(found), type=schema.Target) == found
+
+
+def test_what_inspect_says_of_gpus() -> None:
+    assert gpus_of(SM80) == "a GPU of 8.x from 8.0 on, a driver of CUDA 12.0; as PTX later ones, CUDA 12.8"
+    assert gpus_of(SM90) == "a GPU of 9.0, a driver of CUDA 12.0"
+    blob = schema.Descriptor("x", "sha256:" + 64 * "0", 4)
+    code = schema.Executable(blob, [], [], kernels={"triton_0": schema.CudaKernel(blob, blob)})
+    found = [what for _, what in code_blobs(target(SM80, executables={"infer.forward": code}))]
+    assert found == ["code infer.forward", "kernel triton_0", "PTX triton_0"]
