@@ -55,7 +55,7 @@ FEATURES: Final = (
     Feature(RESULT_SOURCES, lambda p: any(any(backward.result_sources) for backward in _backwards(p))),
     Feature(SETS_REQUIRES_GRAD, lambda p: any(leaf.sets_requires_grad for leaf in _tensor_leaves(p))),
     Feature(SPARSE_GRADIENTS, lambda p: any(backward.sparse for backward in _backwards(p)), "C38", 0),
-    Feature(STATE_WRITES, lambda p: any(backward.state_writes for backward in _backwards(p)), "C44"),
+    Feature(STATE_WRITES, lambda p: any(backward.state_writes for backward in _backwards(p)), "C45"),
     Feature(TANGENT_WRITES, lambda p: any(backward.tangent_writes for backward in _backwards(p)), "C39", 0),
 )
 """All of them, less ``own-graphs``, which is of a bundle and not of a program (M4)."""

@@ -1,4 +1,4 @@
-"""Rules of backwards that return sparse gradients (C38), or that write to their tangents (C39) or to buffers (C44)."""
+"""Rules of backwards that return sparse gradients (C38), or that write to their tangents (C39) or to buffers (C45)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import schema
 
 
 def problems(program: schema.Program) -> Iterator[Problem]:
-    """C38, C39 and C44."""
+    """C38, C39 and C45."""
     for name, method in program.methods.items():
         backward, at = method.backward, f"$.methods[{shown(name)}]"
         if backward is None:
@@ -60,23 +60,23 @@ def _write_problems(backward: schema.Backward, at: str) -> Iterator[Problem]:
 
 
 def _state_problems(method: schema.Method, backward: schema.Backward, at: str) -> Iterator[Problem]:
-    """C44: the primals are buffers that the forward does not write to, and the new values and writers exist."""
+    """C45: the primals are buffers that the forward does not write to, and the new values and writers exist."""
     if backward.second is not None or any(subclass is not None for subclass in backward.subclasses):
-        yield Problem(f"{at}.state_writes", "C44: there is no second derivative and no subclass beside written buffers")
+        yield Problem(f"{at}.state_writes", "C45: there is no second derivative and no subclass beside written buffers")
     taken = {*backward.gradients, *(each.indices for each in backward.sparse), *(each.output for each in backward.tangent_writes)}
     mutated = {mutation.primal for mutation in method.mutations}
     for i, write in enumerate(backward.state_writes):
         where = f"{at}.state_writes[{i}]"
         is_buffer = write.primal < len(method.primals) and isinstance(method.primals[write.primal], schema.BufferPrimal)
         if not is_buffer or write.primal in mutated:
-            yield Problem(where, f"C44: primal {write.primal} is no buffer, is written to twice, or is written to by the forward")
+            yield Problem(where, f"C45: primal {write.primal} is no buffer, is written to twice, or is written to by the forward")
         if write.output in taken:
-            yield Problem(where, f"C44: output {write.output} has another meaning, so it is no new value")
+            yield Problem(where, f"C45: output {write.output} has another meaning, so it is no new value")
         if not write.writers:
-            yield Problem(where, "C44: nothing writes to it")
+            yield Problem(where, "C45: nothing writes to it")
         for j, writer in enumerate(write.writers):
             tangents, primals = len(backward.tangents), len(method.primals)
             if any(t >= tangents for t in writer.tangents) or any(p >= primals for p in writer.primals):
-                yield Problem(f"{where}.writers[{j}]", f"C44: there are {tangents} tangents and {primals} primals")
+                yield Problem(f"{where}.writers[{j}]", f"C45: there are {tangents} tangents and {primals} primals")
         mutated.add(write.primal)
         taken.add(write.output)

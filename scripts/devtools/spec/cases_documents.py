@@ -13,13 +13,7 @@ from .arguments import Own, Seen
 from .case import INFER, Call, Case, Json, of, t
 from .cases_autograd import Quantity
 from .cases_values import batches
-from .targets import (
-    add_importing_target,
-    add_target_for_gpus,
-    add_target_with_own_graphs,
-    add_targets,
-    add_targets_that_are_not_here,
-)
+from .targets import add_importing_target, add_target_with_own_graphs, add_targets, add_targets_that_are_not_here
 
 # ---------------------------------------------------------------- offset and strides of arguments
 
@@ -397,14 +391,5 @@ DOCUMENTS: dict[str, Case] = {
         lambda: [Call([t(3, 2, grad=True)])],
         build={"dynamic_shapes": [{0: torch.export.Dim("rows", min=2, max=8)}]},
         edit=add_importing_target,
-    ),
-    "targets_for_gpus": Case(
-        "native targets for GPUs, with kernels; none of them fits any machine",
-        ["C44"],
-        lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)),
-        lambda: (t(3, 2, grad=True),),
-        lambda: [Call([t(3, 2, grad=True)])],
-        build={"dynamic_shapes": [{0: torch.export.Dim("rows", min=2, max=8)}]},
-        edit=add_target_for_gpus,
     ),
 }  # fmt: skip

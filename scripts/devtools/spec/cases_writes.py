@@ -68,7 +68,7 @@ WRITES: dict[str, Case] = {
     ),
     "state_writes": Case(
         "a backward that writes to buffers",
-        ["C44", "R14"],
+        ["C45", "R14"],
         Watched,
         lambda: (t(3, 2, grad=True), t(3, grad=True)),
         lambda: [

@@ -13,6 +13,7 @@ from aotpack_loader.format import media_types
 from .case import Call, Case, t
 from .documents import Documents, blob_name, digest_of
 from .invalid import Invalid
+from .targets import add_target_for_gpus
 
 Json = Any
 NAME = "cpu:x86-64-v2"
@@ -62,6 +63,15 @@ COMPILED: dict[str, Case] = {
         },
         edit=_bounded,
         compiled=[NAME],
+    ),
+    "targets_for_gpus": Case(
+        "native targets for GPUs, with kernels; none of them fits any machine",
+        ["C44"],
+        lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)),
+        lambda: (t(3, 2, grad=True),),
+        lambda: [Call([t(3, 2, grad=True)])],
+        build={"dynamic_shapes": [{0: torch.export.Dim("rows", min=2, max=8)}]},
+        edit=add_target_for_gpus,
     ),
 }
 

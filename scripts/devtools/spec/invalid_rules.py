@@ -237,13 +237,13 @@ MORE_INVALID: dict[str, Invalid] = {
         backward=True,
         base="second_derivatives",
     ),
-    "state_write_unsaid": Invalid("C44", "needs the feature", lambda d: d.program["features"].clear(), **_STATE),
-    "state_write_of_a_parameter": Invalid("C44", "is no buffer", _buffers(lambda w: _set(w[0], "primal", 0)), **_STATE),
-    "state_write_twice": Invalid("C44", "written to twice", _buffers(lambda w: _set(w[1], "primal", w[0]["primal"])), **_STATE),
-    "state_write_of_a_gradient": Invalid("C44", "another meaning", _buffers(lambda w: _set(w[0], "output", 0)), **_STATE),
-    "state_write_by_nothing": Invalid("C44", "nothing writes", _buffers(lambda w: w[0]["writers"].clear()), **_STATE),
+    "state_write_unsaid": Invalid("C45", "needs the feature", lambda d: d.program["features"].clear(), **_STATE),
+    "state_write_of_a_parameter": Invalid("C45", "is no buffer", _buffers(lambda w: _set(w[0], "primal", 0)), **_STATE),
+    "state_write_twice": Invalid("C45", "written to twice", _buffers(lambda w: _set(w[1], "primal", w[0]["primal"])), **_STATE),
+    "state_write_of_a_gradient": Invalid("C45", "another meaning", _buffers(lambda w: _set(w[0], "output", 0)), **_STATE),
+    "state_write_by_nothing": Invalid("C45", "nothing writes", _buffers(lambda w: w[0]["writers"].clear()), **_STATE),
     "state_write_for_no_tangent": Invalid(
-        "C44", "tangents and", _buffers(lambda w: _set(w[0]["writers"][0], "tangents", [9])), **_STATE
+        "C45", "tangents and", _buffers(lambda w: _set(w[0]["writers"][0], "tangents", [9])), **_STATE
     ),
     "sources_of_fewer_results": Invalid("C41", "one entry for each", _sources(lambda s: s.pop()), **_SOURCES),
     "source_of_itself": Invalid("C41", "no other result 0", _sources(lambda s: s[0].append(0)), **_SOURCES),
