@@ -17,7 +17,7 @@ from ...api.patching import replaced
 from ..toolchain.directories import variable
 from .chips import CHIPS, common_properties, has_portable_ptx, number
 
-_ID: Final = "inductor-cuda-kernels"
+_ID = "inductor-cuda-kernels"
 _WARP: Final = 32
 _ELEMENTS_OF_A_THREAD: Final = 8
 """What a thread computes at best: enough loads in flight at once, and few registers."""
@@ -108,7 +108,8 @@ def _compiled(tuner: Any, architectures: Sequence[str]) -> Kernel:
         "runtime_bin_path": "",
         "asm": "",
     }
-    CudaKernelParamCache.cache[name] = launch
+    known: dict[str, Any] = CudaKernelParamCache.cache
+    known[name] = launch
     grid = GridExpr.from_meta(tuner.inductor_meta, block, mode="python")
     sizes = {key: value for key, value in block.items() if isinstance(value, int) and key not in ("num_warps", "num_ctas")}
     passed = [*(meta["signature"][x] for x in call_args), *_scratch(launch)]

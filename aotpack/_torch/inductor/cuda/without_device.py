@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch._subclasses.fake_tensor
@@ -21,7 +21,7 @@ from ...api.patching import constant, hooked, replaced, replaced_outside_torch
 from .chips import COMMON_CC, common_properties
 from .toolkit import include_folder
 
-_ID: Final = "inductor-cuda-without-device"
+_ID = "inductor-cuda-without-device"
 
 
 class _Driver:
