@@ -432,6 +432,25 @@ def test_a_model_that_acts_otherwise_in_float64_is_compared(factor: float) -> No
     assert bool(Reference(eager, example, same_numbers=True).differences(other.run(example))) is (factor != 1.0)
 
 
+class Watched(nn.Module):
+    """Computes something else where its operators are watched, as the fast path of ``nn.TransformerEncoder`` does."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.exp() * (7.0 if torch._C._len_torch_dispatch_stack() else self.factor)
+
+
+@pytest.mark.parametrize("factor", [1.0, 7.0])
+def test_a_model_that_acts_otherwise_when_watched_is_compared(factor: float) -> None:
+    """What it computes there is no rounding of what it computes alone. A trace sees only the former."""
+    example, method = Example((torch.randn(5, requires_grad=True),), {}), SimpleNamespace(autocast=None)
+    eager, other = (Eager(Watched(each), method, True, Call()) for each in (1.0, factor))  # type: ignore[arg-type]
+    assert bool(Reference(eager, example, same_numbers=True).differences(other.run(example))) is (factor != 1.0)
+
+
 @dataclass
 class Output(OrderedDict[str, Any]):
     """A result with names that is no model output of transformers."""

@@ -40,7 +40,11 @@ def is_equal(eager: torch.Tensor, bundle: torch.Tensor) -> bool:
 
 
 Moved = list[tuple[int, dict[str, torch.Tensor | None]]]
-"""Eager's values by path where every result is off by up to so many roundings."""
+"""Eager's values by path where every result is off by up to so many roundings. Those that are off by none come first.
+
+They show what eager does while its operators are watched: it may then take another way, as ``nn.TransformerEncoder`` does.
+That is no rounding, so spreads are measured from there.
+"""
 
 
 def is_rounding(path: str, eager: Observation, bundle: Observation, exact: Observation | None, nudged: Moved) -> bool:
@@ -49,27 +53,29 @@ def is_rounding(path: str, eager: Observation, bundle: Observation, exact: Obser
     if ours is None or theirs is None:
         return False
     runs = [(by, value) for by, seen in nudged if (value := seen.get(path)) is not None and value.shape == ours.shape]
+    still = next((value for by, value in runs if not by), ours)
+    runs = [(by, value) for by, value in runs if by]
     moved = [value for _, value in runs]
     if not _is_real(ours):
-        return any(_moves_alike(ours, theirs, moved)) if moved else False
+        return bool(moved) and _moves_alike(ours, theirs, still, moved)
     best = value_at(exact, path) if exact is not None else None
     if best is not None and (best.shape != ours.shape or not _is_real(best) or bool((ours.isfinite() & ~best.isfinite()).any())):
         best = None
     if best is None and not moved:
         return False
     dtype, eps = ours.dtype, torch.finfo(ours.dtype).eps
-    ours, theirs, moved = _wide(ours), _wide(theirs), list(map(_wide, moved))
+    ours, theirs, still, moved = _wide(ours), _wide(theirs), _wide(still), list(map(_wide, moved))
     reference = ours if best is None else _wide(best)
     compared = ours.isfinite()
     if not _same_nonfinite(ours, theirs):
         # A value near the largest number of its type may overflow on one side alone.
         loose = torch.zeros_like(compared)
         for value in moved:
-            loose |= value.isfinite() != ours.isfinite()
+            loose |= value.isfinite() != still.isfinite()
         compared &= theirs.isfinite() | ~loose
         if bool((ours.isfinite() != theirs.isfinite())[~loose].any()):
             return False
-    spreads = [_distance(value, ours, compared & value.isfinite()) for value in moved]
+    spreads = [_distance(value, still, compared & still.isfinite() & value.isfinite()) for value in moved]
     jumps = max((max(FEW / by, 2) * spread for (by, _), spread in zip(runs, spreads, strict=True)), default=0.0)
     allowed = max(FEW * eps * largest(ours[compared]), jumps, _vanishing(path, dtype, eager))
     own = _distance(ours, reference, compared)
@@ -94,12 +100,12 @@ def value_at(seen: Observation, path: str) -> torch.Tensor | None:
     return value.to_dense() if value is not None and value.layout != torch.strided else value
 
 
-def _moves_alike(eager: torch.Tensor, bundle: torch.Tensor, moved: list[torch.Tensor]) -> list[bool]:
+def _moves_alike(eager: torch.Tensor, bundle: torch.Tensor, still: torch.Tensor, moved: list[torch.Tensor]) -> bool:
     """Whether integers and truth values differ only where eager's own hang on the last bits."""
     loose = torch.zeros(eager.shape, dtype=torch.bool)
     for value in moved:
-        loose |= value != eager
-    return [not bool(((eager != bundle) & ~loose).any())]
+        loose |= value != still
+    return not bool(((eager != bundle) & ~loose).any())
 
 
 def _is_real(value: torch.Tensor) -> bool:
