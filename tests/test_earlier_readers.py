@@ -26,7 +26,7 @@ ADDED: dict[str, str] = json.loads((ROOT / "spec/schema/v1.lock.json").read_text
 VALID = sorted((ROOT / "spec/vectors/v1/valid").iterdir())
 KNOWN: dict[int, frozenset[str]] = {
     0: frozenset(),
-    1: versions.KNOWN_FEATURES - {versions.FUNCTIONS, versions.MODULE_FLAGS, versions.RESULT_SOURCES},
+    1: versions.KNOWN_FEATURES - {versions.FUNCTIONS, versions.MODULE_FLAGS, versions.RESULT_SOURCES, versions.STATE_WRITES},
 }
 """The features of the readers of each earlier minor version."""
 SILENT = {"flags", "result_sources"}

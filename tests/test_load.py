@@ -383,7 +383,7 @@ def test_code_for_a_wider_processor_gives_way_to_portable(digits_bundle: Path) -
         ({"torch": "==1.2.*"}, r"compiled for torch ==1\.2\.\*, this is "),
         ({"cpu_features": ["quantum"]}, "this processor lacks quantum"),
         ({"kind": "future"}, "this loader does not know code of kind 'future'"),
-        ({"device": "cuda"}, "this loader has no device 'cuda'"),
+        ({"device": "npu"}, "this loader has no device 'npu'"),
     ],
 )
 def test_a_target_of_another_machine(

@@ -75,6 +75,13 @@ WRITES: dict[str, Case] = {
             Call([t(3, 2, grad=True), t(3, grad=True)]),
             Call([t(3, 2, grad=True), t(3, grad=True)], more={"then": "retained"}),
             Call([t(3, 2, grad=True), t(3, grad=True)], more={"heads": [1]}),
+            Call(
+                [t(3, 2, grad=True), t(3, grad=True)],
+                more={"then": "second"},
+                refused="R14",
+                kind="AutogradError",
+                contains="create_graph",
+            ),
         ],
     ),
 }

@@ -273,7 +273,7 @@ def quotients_by_small_numbers(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return a // b, torch.div(a, b, rounding_mode="trunc")
 
 
-_SMALL = torch.tensor([1e-40, -1e-40, 1e-45, 3e-39, -2e-42, 0.0, 1.0, -0.3]).expand(6, 8).contiguous()
+_SUBNORMAL = torch.tensor([1e-40, -1e-40, 1e-45, 3e-39, -2e-42, 0.0, 1.0, -0.3]).expand(6, 8).contiguous()
 _ANY = torch.tensor([1.0, -2.2e10, 1e-40, 0.0, 3e38, float("inf")]).view(6, 1).expand(6, 8).contiguous()
 
 CASES: list[Case] = [
@@ -282,7 +282,7 @@ CASES: list[Case] = [
         for target in ("portable", "cpu")
         for name, function, given in (
             ("complex ones are cast in inference", narrowed, (complex_leaf,)),
-            ("quotients by subnormal ones", quotients_by_small_numbers, (const(_ANY), const(_SMALL))),
+            ("quotients by subnormal ones", quotients_by_small_numbers, (const(_ANY), const(_SUBNORMAL))),
         )
     ),
     *(
