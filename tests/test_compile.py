@@ -26,8 +26,8 @@ from aotpack.graph.restore import to_fx
 from aotpack.pipeline.preflight import check_compile
 from aotpack.pipeline.reopen import graphs_of
 from aotpack.targets import GraphToCompile, Target
+from aotpack.targets.aoti.conversion import convert_graph
 from aotpack.targets.cpu import target as cpu_target
-from aotpack.targets.cpu.conversion import convert_graph
 from aotpack.tools.cli import main
 from aotpack.writer.bundle import BlobStore, TargetEntry
 from aotpack.writer.cache import CompileCache

@@ -22,7 +22,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import aotpack
 from aotpack.graph.restore import to_fx
-from aotpack.targets.cpu import parts
+from aotpack.targets.aoti import parts
 from aotpack.targets.portable import PortableTarget
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices import control_flow

@@ -23,7 +23,7 @@ from aotpack.pipeline.context import Example, begin
 from aotpack.pipeline.options import Options
 from aotpack.pipeline.progress import BuildReport, Run
 from aotpack.targets import find_targets
-from aotpack.targets.cpu.parts import compute_late
+from aotpack.targets.aoti.parts import compute_late
 from aotpack.tools.cli import main
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices.aoti import AotiSequence

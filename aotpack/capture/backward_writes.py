@@ -20,7 +20,7 @@ from .._torch.api.backward_writers import runs_in_writer
 from .._torch.api.random_operators import in_backward
 from .._torch.api.torch_types import desc
 from .._torch.tracing import aot_autograd
-from ..graph import source_line, views
+from ..graph import computed_from, source_line, views
 
 
 def without_writes(joint: aot_autograd.Joint) -> aot_autograd.Joint:
@@ -82,7 +82,7 @@ def _with_state_writes(joint: aot_autograd.Joint, tangents: Sequence[Node], writ
         with graph.inserting_after(last):
             last = graph.placeholder(f"tangents_state_{number}")
         last.meta = {**primal.meta, "val": primal.meta["val"].clone()}
-        computing = _ancestors(write.args[1])
+        computing = computed_from([write.args[1]])
         if any(node is not primal and not in_backward(node) and views.root(node) is primal for node in computing):
             raise _refused([write], "a view of a buffer that forward has made", "it")
         for node in list(primal.users):
@@ -91,17 +91,6 @@ def _with_state_writes(joint: aot_autograd.Joint, tangents: Sequence[Node], writ
         found[number] = writers
     _return_values(joint, writes)
     return dataclasses.replace(joint, state_writes=found)
-
-
-def _ancestors(value: Any) -> set[Node]:
-    """A value and all that it is computed from."""
-    seen: set[Node] = set()
-    left = [value]
-    while left:
-        if (node := left.pop()) not in seen:
-            seen.add(node)
-            left += node.all_input_nodes
-    return seen
 
 
 def _return_values(joint: aot_autograd.Joint, writes: Sequence[Node]) -> None:

@@ -19,7 +19,7 @@ from aotpack_loader.runtime.autograd import Executable
 from aotpack_loader.runtime.call import MethodCall
 
 from ..capture import source_lines
-from ..graph import source_line
+from ..graph import computed_from, source_line
 
 Values = list[Any]
 _TOLERANCE = 1e-3
@@ -70,13 +70,13 @@ def in_compiled_code(recorded: Recorder, compiled: dict[str, Executable], graphs
             if not isinstance(node, Node):
                 continue
             if _are_close(ours, theirs):
-                right |= _behind(node)
+                right |= computed_from([node])
             else:
                 wrong.append(node)
         if wrong:
             order = {node: i for i, node in enumerate(graphs[half].graph.nodes)}
             first = min(wrong, key=order.__getitem__)
-            nodes = sorted((node for node in _behind(first) - right if node.op == "call_function"), key=order.__getitem__)
+            nodes = sorted((node for node in computed_from([first]) - right if node.op == "call_function"), key=order.__getitem__)
             return _described(half, nodes or [first])
     return ""
 
@@ -145,15 +145,6 @@ class _Known:
         return any(
             _are_close(flat, other.flatten().to(flat.dtype).sort().values) for other in self._values.get(value.numel(), ())
         )
-
-
-def _behind(node: Node) -> set[Node]:
-    found, waiting = set(), [node]
-    while waiting:
-        if (each := waiting.pop()) not in found:
-            found.add(each)
-            waiting += each.all_input_nodes
-    return found
 
 
 def _described(half: str, nodes: Sequence[Node]) -> str:

@@ -7,3 +7,4 @@ from .convert import source_line as source_line
 from .convert import tensor_value as tensor_value
 from .failing_lines import lines as lines
 from .origins import OriginsRecorder as OriginsRecorder
+from .sources import computed_from as computed_from

@@ -21,7 +21,7 @@ from .._torch.api import fake_tensors
 from .._torch.api.random_operators import draws_in_subgraphs, in_backward, is_random, keep_in_backward
 from .._torch.api.torch_types import desc
 from .._torch.tracing import aot_autograd
-from ..graph import source_line
+from ..graph import computed_from, source_line
 
 KEPT = "aotpack_kept"
 """Key in a node's ``meta``: the node is kept even if its value is unused."""
@@ -54,7 +54,7 @@ def pin(joint: aot_autograd.Joint) -> Pinned:
     output = graph.output_node()
     outputs, descriptors = list(output.args[0]), list(output.meta["desc"])  # type: ignore[arg-type]
     count = joint.outputs.forward_values.stop
-    forward, backward = _needed(outputs[:count]), _needed(outputs[count:])
+    forward, backward = computed_from(outputs[:count]), computed_from(outputs[count:])
     lone_forward = [node for node in drawing if not in_backward(node) and node not in forward]
     lone_backward = [node for node in drawing if in_backward(node) and node not in backward]
     for node in drawing:
@@ -80,18 +80,6 @@ def _refuse_inner_draws(module: GraphModule) -> None:
             problems,
             hint='Build without rng="eager", or draw the numbers outside and pass them as an argument.',
         )
-
-
-def _needed(outputs: Iterable[object]) -> set[Node]:
-    """All nodes that ``outputs`` are computed from, including the outputs."""
-    found: set[Node] = set()
-    waiting = [value for value in outputs if isinstance(value, Node)]
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += node.all_input_nodes
-    return found
 
 
 def _tensor(node: Node) -> Node:

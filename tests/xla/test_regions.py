@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotpack
-from aotpack.targets.cpu.parts import without_calls
+from aotpack.targets.aoti.parts import without_calls
 from aotpack.targets.xla.check import problems
 from aotpack.targets.xla.hlo import fields
 from aotpack.targets.xla.lower import Lowered, lower

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
-from aotpack.targets.cpu.parts import without_calls
+from aotpack.targets.aoti.parts import without_calls
 from aotpack.targets.xla.lower import lower
 from aotpack.targets.xla.nested import CALL
 from aotpack.targets.xla.normalise import normalise

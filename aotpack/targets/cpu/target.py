@@ -6,7 +6,6 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -15,11 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.fx import GraphModule
 
-from aotpack_loader.archive.cache import check_cache
 from aotpack_loader.archive.temporaries import temporary_directory
 from aotpack_loader.devices import cpuinfo, operators
-from aotpack_loader.errors import AotpackError, BuildError, Problem
-from aotpack_loader.format import media_types, schema
+from aotpack_loader.errors import BuildError, Problem
+from aotpack_loader.format import schema
 
 from ..._torch.api import messages
 from ..._torch.api.process_copy import copies_are_made
@@ -30,47 +28,22 @@ from ..._torch.inductor.layouts import OutputLayout, has_convolutions, likely_la
 from ..._torch.inductor.toolchain import commands, products
 from ..._torch.tracing import aot_autograd
 from ...graph import source_line
-from ...graph.expressions import render
 from ...writer.bundle import BlobStore, TargetEntry
 from ...writer.cache import CompileCache, revision_of
-from ..base import Capabilities, GraphToCompile, Target
-from ..workers import Workers
+from ..aoti.conversion import ConvertedGraph, convert_graph
+from ..aoti.native import Files, Made, NativeTarget, files_of, refusing
+from ..aoti.parts import in_parts
+from ..aoti.workers import Workers
+from ..base import Capabilities, GraphToCompile
 from .call_library import add_call_library, library_bytes
-from .conversion import ConvertedGraph, convert_graph
-from .parts import in_parts, method_of
 
-_Files = dict[str, bytes]
 _FACTS = "layouts, own, constraints, imports"
 """Names of the facts that are stored with compiled code; part of the cache's key."""
 _SOURCES = (Path(lowering.__file__).parent.parent, Path(__file__).parent.parent)
 """Sources that decide which code a graph gets. Their hash and the applied fixes of torch are part of the cache's key."""
 
 
-@dataclass
-class _Made:
-    """What is compiled for one instruction set: parts of its target's document."""
-
-    executables: dict[str, schema.Executable] = field(default_factory=dict)
-    layers: list[schema.Descriptor] = field(default_factory=list)
-    constraints: dict[str, set[str]] = field(default_factory=dict)
-    imports: set[str] = field(default_factory=set)
-
-    def add(self, item: GraphToCompile, call: ConvertedGraph, files: _Files, store: BlobStore) -> None:
-        """Add the code of a graph."""
-        facts = json.loads(files["facts"])
-        self.imports.update(facts["imports"])
-        if found := facts["constraints"]:
-            self.constraints.setdefault(method_of(item.key), set()).update(found)
-        code = store.add_compressed(files["code"], media_types.CODE_AOTI)
-        self.layers.append(code)
-        fallbacks = None
-        if "fallbacks" in files:
-            fallbacks = store.add_bytes(files["fallbacks"], media_types.CODE_FALLBACKS)
-            self.layers.append(fallbacks)
-        self.executables[item.key] = schema.Executable(code, call.inputs, call.outputs, fallbacks, call.numbers, call.overwritten)
-
-
-class CpuTarget(Target):
+class CpuTarget(NativeTarget):
     """AOTInductor code for one x86-64 level (``cpu:x86-64-v3``); without a variant, the build machine's level."""
 
     capabilities = Capabilities(uses_inductor=True, has_lstm_kernel=True, tunes=True, has_optimizers=True, has_functions=True)
@@ -99,16 +72,6 @@ class CpuTarget(Target):
     def name(self) -> str:
         return f"cpu:{self.level}"
 
-    def lacks(self) -> list[AotpackError]:
-        """What this machine lacks: a C++ compiler, or a directory for caches."""
-        found: list[AotpackError] = []
-        for check in (commands.check_compiler, check_cache):
-            try:
-                check()
-            except AotpackError as error:
-                found.append(error)
-        return found
-
     def decompositions(self, *, exact_random: bool) -> aot_autograd.Decompositions:
         """Inductor's own decompositions: the partition is then the same as ``torch.compile``'s."""
         return inductor_decompositions(exact_random=exact_random)
@@ -117,11 +80,6 @@ class CpuTarget(Target):
         """Measure which library multiplies matrices, for the code that is compiled next; returns what was chosen."""
         self.products = products.products_by_onednn()
         return self._tuned["products"]
-
-    def compile(
-        self, graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry], store: BlobStore, cache: CompileCache
-    ) -> TargetEntry:
-        return self.compile_variants([self], graphs, state, store, cache)[0]
 
     @staticmethod
     def compile_variants(
@@ -136,7 +94,7 @@ class CpuTarget(Target):
         _refuse_strings(graphs)
         graphs, sequences = in_parts(graphs)
         used = commands.inductor_fingerprint()
-        made = [_Made() for _ in targets]
+        made = [Made() for _ in targets]
         with temporary_directory(Path(tempfile.gettempdir())) as folder, Workers() as workers:
             library = workers.compilers.submit(library_bytes)
             jobs = [*_Jobs(targets, cache, used, folder, workers).start(graphs)]
@@ -148,7 +106,7 @@ class CpuTarget(Target):
         return [target._entry(found, sequences, used | target._tuned, calls) for target, found in zip(targets, made, strict=True)]
 
     def _entry(
-        self, made: _Made, sequences: dict[str, schema.Sequence], used: dict[str, str], calls: schema.CallLibrary | None
+        self, made: Made, sequences: dict[str, schema.Sequence], used: dict[str, str], calls: schema.CallLibrary | None
     ) -> TargetEntry:
         release = ".".join(torch.__version__.split(".")[:2])
         target = schema.Target(
@@ -184,35 +142,16 @@ class CpuTarget(Target):
     def _bits(self) -> int | None:
         return None if self.march is None else lowering.x86_vector_bits(self.level)
 
-    def _finish(self, key: str, library: commands.Library, keep: Callable[[_Files], None]) -> _Files:
+    def _finish(self, key: str, library: commands.Library, keep: Callable[[Files], None]) -> Files:
         with self._refusing(key):
             library.finish()
-        constraints = sorted({render(guard) for guard in library.guards if guard not in (True, False)})
-        layouts, own = [item.order for item in library.layouts], [item.own for item in library.layouts]
-        imports = commands.imports_from_torch(library.output)
-        facts = json.dumps({"layouts": layouts, "own": own, "constraints": constraints, "imports": imports})
-        files = {"code": library.output.read_bytes(), "facts": facts.encode()}
-        for fallbacks in library.output.parent.glob("*.wrapper.json"):
-            files["fallbacks"] = fallbacks.read_bytes()
+        files = files_of(library, layouts=[item.order for item in library.layouts], own=[item.own for item in library.layouts])
         keep(files)
         return files
 
-    @contextlib.contextmanager
-    def _refusing(self, key: str) -> Iterator[None]:
-        try:
-            yield
-        except BuildError:
-            raise
-        except Exception as error:
-            nodes = error.nodes if isinstance(error, commands.LoweringError) else []
-            line = next(filter(None, map(source_line, nodes)), "")
-            names = ", ".join(dict.fromkeys(str(node.target) for node in nodes if node.op == "call_function"))
-            reason = " ".join(str(error).split("\n", 1)[0].split()) or type(error).__name__
-            raise BuildError(
-                f"AOTInductor could not compile {key} for {self.name}.",
-                [Problem(line or key, f"{names}: {reason}" if names else reason)],
-                hint='Build with targets=("portable",) to get a bundle that runs without native code.',
-            ) from error
+    def _refusing(self, key: str) -> contextlib.AbstractContextManager[None]:
+        hint = 'Build with targets=("portable",) to get a bundle that runs without native code.'
+        return refusing(key, self.name, hint)
 
 
 class _Jobs:
@@ -260,14 +199,14 @@ class _Jobs:
         """What the code of a graph depends on besides the graph, for each target."""
         return [{**self._used, **target._options, "call": call.fingerprint, **self._made_by} for target in self._targets]
 
-    def _find(self, item: GraphToCompile, call: ConvertedGraph) -> list[_Files | None]:
+    def _find(self, item: GraphToCompile, call: ConvertedGraph) -> list[Files | None]:
         return [self._cache.find(item.graph, options) for options in self._options(call)]
 
     def _compile(
-        self, item: GraphToCompile, call: ConvertedGraph, libraries: Sequence[commands.Library], found: Sequence[_Files | None]
-    ) -> list[Callable[[], _Files]]:
+        self, item: GraphToCompile, call: ConvertedGraph, libraries: Sequence[commands.Library], found: Sequence[Files | None]
+    ) -> list[Callable[[], Files]]:
         """Start the compilers. The returned functions wait for the code, one for each target."""
-        started, finish = iter(libraries), list[Callable[[], _Files]]()
+        started, finish = iter(libraries), list[Callable[[], Files]]()
         for target, options, files in zip(self._targets, self._options(call), found, strict=True):
             if files is None:
                 library = next(started)
@@ -294,7 +233,7 @@ class _Jobs:
         return _Ahead(call, lowering.lower_in_copy(lambda: _lower(self._targets, call.to_lower, folder)[0]))
 
 
-_Job: TypeAlias = tuple[GraphToCompile, ConvertedGraph, list[Callable[[], _Files]]]
+_Job: TypeAlias = tuple[GraphToCompile, ConvertedGraph, list[Callable[[], Files]]]
 """A graph in both forms, and functions that wait for its code, one for each target."""
 
 

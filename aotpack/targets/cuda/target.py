@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import torch
 
-from aotpack_loader.archive.cache import check_cache
 from aotpack_loader.archive.temporaries import temporary_directory
 from aotpack_loader.devices import cpuinfo
-from aotpack_loader.errors import AotpackError, BuildError, Problem
+from aotpack_loader.errors import BuildError
 from aotpack_loader.format import media_types, schema
 
 from ..._torch.api import messages
@@ -23,14 +21,13 @@ from ..._torch.fixes import applying
 from ..._torch.inductor.cuda import chips, kernels, toolkit
 from ..._torch.inductor.cuda.lowering import lower_for_cuda
 from ..._torch.inductor.toolchain import commands
-from ...graph import source_line
-from ...graph.expressions import render
 from ...writer.bundle import BlobStore, TargetEntry
 from ...writer.cache import CompileCache, revision_of
-from ..base import Capabilities, GraphToCompile, Target
-from ..cpu.conversion import ConvertedGraph, convert_graph
-from ..cpu.parts import in_parts, method_of
-from ..workers import Workers
+from ..aoti.conversion import ConvertedGraph, convert_graph
+from ..aoti.native import Files, Made, NativeTarget, files_of, refusing
+from ..aoti.parts import in_parts
+from ..aoti.workers import Workers
+from ..base import Capabilities, GraphToCompile
 from .rules import ATTENTION, refuse_unsupported
 
 _SOURCES = (Path(kernels.__file__).parent.parent.parent, Path(__file__).parent.parent)
@@ -39,7 +36,7 @@ _LEVEL: Final = "x86-64-v2"
 DEFAULT: Final = ("sm80", "sm90")
 """What ``cuda`` alone stands for."""
 
-_Files = dict[str, bytes]
+_HINT: Final = 'Build with targets=("portable",): such a bundle runs on a GPU, too, without native code.'
 
 
 class _StoredKernel(msgspec.Struct):
@@ -50,43 +47,11 @@ class _StoredKernel(msgspec.Struct):
     ptx: bytes
 
 
-@dataclass
-class _Made:
-    """What is compiled for one architecture: parts of its target's document."""
-
-    executables: dict[str, schema.Executable] = field(default_factory=dict)
-    layers: list[schema.Descriptor] = field(default_factory=list)
-    constraints: dict[str, set[str]] = field(default_factory=dict)
-    imports: set[str] = field(default_factory=set)
-    has_ptx: bool = False
-
-    def add(self, item: GraphToCompile, call: ConvertedGraph, files: _Files, store: BlobStore, *, with_ptx: bool) -> None:
-        """Add the code of a graph."""
-        facts = json.loads(files["facts"])
-        self.imports.update(facts["imports"])
-        if found := facts["constraints"]:
-            self.constraints.setdefault(method_of(item.key), set()).update(found)
-        code = self._layer(store, files["code"], media_types.CODE_AOTI)
-        fallbacks = store.add_bytes(files["fallbacks"], media_types.CODE_FALLBACKS) if "fallbacks" in files else None
-        self.layers += [] if fallbacks is None else [fallbacks]
-        described: dict[str, schema.CudaKernel] = {}
-        for name, kernel in msgspec.msgpack.decode(files["kernels"], type=dict[str, _StoredKernel]).items():
-            cubin = self._layer(store, kernel.cubin, media_types.CODE_CUBIN)
-            ptx = self._layer(store, kernel.ptx, media_types.CODE_PTX) if with_ptx and kernel.ptx else None
-            described[name] = schema.CudaKernel(cubin, ptx, **kernel.document)
-        self.executables[item.key] = schema.Executable(
-            code, call.inputs, call.outputs, fallbacks, call.numbers, call.overwritten, described
-        )
-
-    def _layer(self, store: BlobStore, data: bytes, media_type: str) -> schema.Descriptor:
-        self.layers.append(store.add_compressed(data, media_type))
-        return self.layers[-1]
-
-
-class CudaTarget(Target):
+class CudaTarget(NativeTarget):
     """Kernels for one architecture (``cuda:sm90``), and the host code that launches them."""
 
     capabilities = Capabilities(uses_inductor=True, has_functions=True)
+    checks = (toolkit.nvidia_folder, *NativeTarget.checks)
 
     def __init__(self, variant: str = "") -> None:
         if variant not in chips.CHIPS:
@@ -102,21 +67,6 @@ class CudaTarget(Target):
     def name(self) -> str:
         return f"cuda:{self.architecture}"
 
-    def lacks(self) -> list[AotpackError]:
-        """What this machine lacks: Triton, a C++ compiler, or a directory for caches. A GPU is not needed."""
-        found: list[AotpackError] = []
-        for check in (toolkit.nvidia_folder, commands.check_compiler, check_cache):
-            try:
-                check()
-            except AotpackError as error:
-                found.append(error)
-        return found
-
-    def compile(
-        self, graphs: Sequence[GraphToCompile], state: Sequence[schema.StateEntry], store: BlobStore, cache: CompileCache
-    ) -> TargetEntry:
-        return self.compile_variants([self], graphs, state, store, cache)[0]
-
     @staticmethod
     def compile_variants(
         targets: Sequence[CudaTarget],
@@ -129,19 +79,19 @@ class CudaTarget(Target):
         refuse_unsupported(graphs)
         graphs, sequences = in_parts(graphs)
         targets = sorted(targets, key=lambda target: chips.number(target.architecture))
-        made = {target.architecture: _Made() for target in targets}
+        made = {target.architecture: Made() for target in targets}
         with temporary_directory(Path(tempfile.gettempdir())) as folder, Workers() as workers:
             for item in graphs:
                 alone = replace(item, private=frozenset(), saved={})  # values between the graphs keep the graphs' layouts
                 call = convert_graph(alone, {}, ())
                 files = _compiled(made, item, call, cache, folder, workers)
                 for i, target in enumerate(targets):
-                    found = made[target.architecture]
-                    found.add(item, call, files[target.architecture], store, with_ptx=i == 0)
+                    found, code = made[target.architecture], files[target.architecture]
+                    found.add(item, call, code, store, _kernels(found, code, store, with_ptx=i == 0))
         entries = {target.architecture: target._entry(made[target.architecture], sequences) for target in targets}
         return [entries[target.architecture] for target in targets]
 
-    def _entry(self, made: _Made, sequences: dict[str, schema.Sequence]) -> TargetEntry:
+    def _entry(self, made: Made, sequences: dict[str, schema.Sequence]) -> TargetEntry:
         release = ".".join(torch.__version__.split(".")[:2])
         is_x86 = cpuinfo.architecture() == "amd64"
         has_ptx = any(kernel.ptx for code in made.executables.values() for kernel in code.kernels.values())
@@ -161,6 +111,16 @@ class CudaTarget(Target):
             gpu=_gpu(self.architecture, has_ptx=has_ptx),
         )
         return TargetEntry(target, schema.Platform(cpuinfo.architecture(), "linux"), made.layers)
+
+
+def _kernels(made: Made, files: Files, store: BlobStore, *, with_ptx: bool) -> dict[str, schema.CudaKernel]:
+    """The kernels of a graph, added to ``made``."""
+    described: dict[str, schema.CudaKernel] = {}
+    for name, kernel in msgspec.msgpack.decode(files["kernels"], type=dict[str, _StoredKernel]).items():
+        cubin = made.layer(store, kernel.cubin, media_types.CODE_CUBIN)
+        ptx = made.layer(store, kernel.ptx, media_types.CODE_PTX) if with_ptx and kernel.ptx else None
+        described[name] = schema.CudaKernel(cubin, ptx, **kernel.document)
+    return described
 
 
 def _gpu(architecture: str, *, has_ptx: bool) -> schema.Gpu:
@@ -192,7 +152,7 @@ def _compiled(
     cache: CompileCache,
     folder: Path,
     workers: Workers,
-) -> dict[str, _Files]:
+) -> dict[str, Files]:
     """The code of a graph for each architecture: from the cache, or lowered once for all that it lacks."""
     made_by = {"revision": revision_of(*_SOURCES), **applying.record_of_fixes(inductor=True, untested=False)}
     options = {name: {**_tools([name]), "call": call.fingerprint, "architecture": name, **made_by} for name in architectures}
@@ -200,32 +160,16 @@ def _compiled(
     lacking = [name for name, files in found.items() if files is None]
     if lacking:
         march = _LEVEL if cpuinfo.architecture() == "amd64" else None
-        try:
-            with messages.own_warnings(), messages.quiet_torch_logs():
-                code = lower_for_cuda(call.to_lower, folder / item.key, lacking, march, ATTENTION)
+        with messages.own_warnings(), messages.quiet_torch_logs(), refusing(item.key, "cuda", _HINT):
+            code = lower_for_cuda(call.to_lower, folder / item.key, lacking, march, ATTENTION)
             distinct = {id(library): library for library in code.libraries.values()}
             for library in distinct.values():
                 library.start(workers.compilers, workers.chains, objects=cache, shared=CompileCache())
             for library in distinct.values():
                 library.finish()
-        except BuildError:
-            raise
-        except Exception as error:
-            raise _refusal(item, error) from error
         for name in lacking:
-            library = code.libraries[name]
-            files = {
-                "code": library.output.read_bytes(),
-                "facts": json.dumps(
-                    {
-                        "constraints": sorted({render(guard) for guard in library.guards if guard not in (True, False)}),
-                        "imports": commands.imports_from_torch(library.output),
-                    }
-                ).encode(),
-                "kernels": msgspec.msgpack.encode({kernel.name: _stored(kernel, name) for kernel in code.kernels}),
-            }
-            for fallbacks in library.output.parent.glob("*.wrapper.json"):
-                files["fallbacks"] = fallbacks.read_bytes()
+            files = files_of(code.libraries[name])
+            files["kernels"] = msgspec.msgpack.encode({kernel.name: _stored(kernel, name) for kernel in code.kernels})
             cache.keep(item.graph, options[name], files)
             found[name] = files
     return {name: files for name, files in found.items() if files is not None}
@@ -241,15 +185,3 @@ def _stored(kernel: kernels.Kernel, architecture: str) -> _StoredKernel:
         "blocks": kernel.configuration,
     }
     return _StoredKernel(document, binary.cubin, binary.ptx)
-
-
-def _refusal(item: GraphToCompile, error: Exception) -> BuildError:
-    nodes = error.nodes if isinstance(error, commands.LoweringError) else []
-    line = next(filter(None, map(source_line, nodes)), "")
-    names = ", ".join(dict.fromkeys(str(node.target) for node in nodes if node.op == "call_function"))
-    reason = " ".join(str(error).split("\n", 1)[0].split()) or type(error).__name__
-    return BuildError(
-        f"AOTInductor could not compile {item.key} for cuda.",
-        [Problem(line or item.key, f"{names}: {reason}" if names else reason)],
-        hint='Build with targets=("portable",): such a bundle runs on a GPU, too, without native code.',
-    )

@@ -103,6 +103,8 @@ class Library:
     messages about what that process does.
     """
 
+    device = "cpu"
+
     def __init__(self, output: Path, products: int = 0, runs: int = 1) -> None:
         self.output, self.products, self.runs = output, products, runs
         self.guards: list[Any] = []
@@ -113,8 +115,6 @@ class Library:
         self._objects: list[str] = []
         self._link = ""
         self._made: Future[None] | None = None
-
-    device = "cpu"
 
     def finished(self, wrapper: str) -> str:
         """The source of a wrapper as it is compiled."""

@@ -30,9 +30,8 @@ def without_interface(wrapper: str, device: str = "cpu") -> tuple[str, str]:
     if start < 0 or interface.split() != known.split():
         return wrapper, ""
     includes = "".join(f"{line}\n" for line in interface.splitlines() if line.startswith("#include <") and "/" not in line)
-    return wrapper[:start] + _NEEDED_BY_A_MODEL + includes + wrapper[
-        end:
-    ], f"#include <torch/csrc/inductor/aoti_include/{device}.h>\n{interface}"
+    alone = f"#include <torch/csrc/inductor/aoti_include/{device}.h>\n{interface}"
+    return wrapper[:start] + _NEEDED_BY_A_MODEL + includes + wrapper[end:], alone
 
 
 def interface_command(wrapper_command: str, source: Path, output: Path) -> str:
