@@ -283,11 +283,10 @@ class Libdevice:
         return call
 
 
-def sources_of(kernels: list[Any], architecture: str) -> dict[str, Any]:
+def sources_of(kernels: list[Any]) -> dict[str, Any]:
     """What a replay needs of compiled kernels, by the digests of their code; JSON can hold it."""
     found = {}
-    for kernel in kernels:
-        binary = kernel.binaries[architecture]
+    for kernel, binary in ((each, binary) for each in kernels for binary in each.binaries.values()):
         found[hashlib.sha256(binary.cubin).hexdigest()] = {
             **{name: getattr(kernel, name) for name in ("name", "grid", "warps", "arguments", "names", "source")},
             "shared": binary.shared,
@@ -320,14 +319,14 @@ def simulated(folder: Path, sources: dict[str, Any]) -> Iterator[Simulator]:
 
 
 @contextlib.contextmanager
-def sources_kept(architecture: str) -> Iterator[dict[str, Any]]:
-    """What builds in the block compile for an architecture, as :class:`Simulator` takes it."""
+def sources_kept() -> Iterator[dict[str, Any]]:
+    """What builds in the block compile, as :class:`Simulator` takes it. What the cache has is not compiled."""
     found: dict[str, Any] = {}
     lower = compiling.lower_for_cuda
 
     def kept(*args: Any) -> Any:
         code = lower(*args)
-        found.update(sources_of(code.kernels, architecture))
+        found.update(sources_of(code.kernels))
         return code
 
     with mock.patch.object(compiling, "lower_for_cuda", kept):

@@ -106,7 +106,7 @@ def _compile(folder: Path, name: str) -> Row:
     place = _place(folder, name)
     place.mkdir()
     try:
-        with sources_kept(ARCHITECTURES[0]) as sources:
+        with sources_kept() as sources:
             build(replace(case, targets=tuple(f"cuda:{each}" for each in ARCHITECTURES)), place / "case.aotpack")
     except BuildError as error:
         text = str(error)

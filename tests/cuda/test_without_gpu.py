@@ -91,7 +91,7 @@ BUILD = """
         lowering._CudaLibrary.finished = edited
     model, inputs = made(name)
     shapes = [{0: torch.export.Dim("rows", min=2, max=64)}] if name == "Sizes" else None
-    with sources_kept("sm80") as sources:
+    with sources_kept() as sources:
         aotpack.build(model, inputs, out=out, targets=targets.split(","), dynamic_shapes=shapes, cache=not edit)
     Path(out + ".json").write_text(json.dumps(sources))
     print(json.dumps(len(sources)))
