@@ -27,6 +27,7 @@ _NORMS: Final = tuple(
     getattr(torch.ops.aten, name)
     for name in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional")
 )
+_NLL_BACKWARDS: Final = (torch.ops.aten.nll_loss_backward.default, torch.ops.aten.nll_loss2d_backward.default)
 _PIECE: Final = 2**19
 """Elements of a product that a processor's cache holds."""
 _PIECES: Final = 8
@@ -178,8 +179,8 @@ def _soft_margin_loss_backward(gradient: torch.Tensor, x: torch.Tensor, target: 
     return slope / x.numel() if reduction == 1 else slope
 
 
-@pw_cast_for_opmath
 def _nll_loss_backward(
+    torchs: Callable[..., torch.Tensor],
     gradient: torch.Tensor,
     x: torch.Tensor,
     target: torch.Tensor,
@@ -187,16 +188,21 @@ def _nll_loss_backward(
     reduction: int,
     ignore_index: int,
     total_weight: torch.Tensor,
-) -> torch.Tensor:
-    """The gradient of ``nll_loss``, zero beside the labels. torch's rule multiplies by that zero: NaN, if a weight is."""
+) -> Any:
+    """The gradient of ``nll_loss`` with weights, zero beside the labels. torch's rule multiplies a weight of NaN by that zero.
+
+    Without weights torch's rule is right. Its products are those whose sums over rows are left out.
+    """
+    if weight is None:
+        return torchs(gradient, x, target, weight, reduction, ignore_index, total_weight)
     of_classes = 0 if x.dim() < 2 else 1
-    shape = [x.shape[dim] if dim == of_classes else 1 for dim in range(x.dim())]
     labels = (target[0] if x.dim() == 1 and target.dim() else target).unsqueeze(of_classes)
+    counts = labels != ignore_index
     slope = -gradient / total_weight if reduction == 1 else -gradient
     slope = slope.unsqueeze(of_classes) if 0 < slope.dim() < x.dim() else slope
-    slope = slope if weight is None else slope * weight.view(shape)
-    classes = torch.arange(x.shape[of_classes], device=x.device).view(shape)
-    return torch.where((classes == labels) & (labels != ignore_index), slope, 0)
+    slope = slope * weight.view([x.shape[dim] if dim == of_classes else 1 for dim in range(x.dim())])
+    hits = torch.zeros_like(x).scatter(of_classes, torch.where(counts, labels, 0), 1.0)
+    return hits * torch.where((hits != 0) & counts, slope, 0)
 
 
 def _lerp(start: torch.Tensor, end: torch.Tensor, weight: Any) -> Any:
@@ -295,8 +301,7 @@ _OWN: Rules = {
     torch.ops.aten.index_fill.int_Scalar: _index_fill,
     torch.ops.aten.index_fill.int_Tensor: _index_fill,
     torch.ops.aten.lerp.Scalar: _lerp,
-    torch.ops.aten.nll_loss_backward.default: _nll_loss_backward,
-    torch.ops.aten.nll_loss2d_backward.default: _nll_loss_backward,
+    **{each: functools.partial(_nll_loss_backward, decompositions[each]) for each in _NLL_BACKWARDS},
     torch.ops.aten.pow.Tensor_Scalar: _pow,
     torch.ops.aten.sgn.default: _sgn,
     torch.ops.aten.signbit.default: _signbit,
