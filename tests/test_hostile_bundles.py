@@ -327,7 +327,7 @@ def test_a_trusted_bundle_runs_without_checks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["mlp", "control_flow", "attention"])
 def test_the_checks_of_untrusted_bundles_cost_trusted_ones_nothing(name: str) -> None:
     """No function of the modules that check operators is called by a load or a step of a trusted bundle."""
-    checks = {"untrusted.py", "rules.py", "plane_rules.py", "sequence_rules.py", "allowed.py", "untrusted_calls.py"}
+    checks = {"untrusted.py", "rules.py", "plane_rules.py", "operator_rules.py", "allowed.py", "untrusted_calls.py"}
 
     def called(trust: str | None) -> set[str]:
         found = set()

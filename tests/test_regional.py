@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import aotpack
 from aotpack.capture.regions import repeated_layers
-from aotpack.pipeline.advice import with_regions
+from aotpack.pipeline.classes import with_regions
 from aotpack.pipeline.context import Example, begin
 from aotpack.pipeline.options import Options
 from aotpack.pipeline.progress import BuildReport, Run

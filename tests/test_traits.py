@@ -74,7 +74,7 @@ READ_BY_ALL = {
 """Fields that every way to call a method reads, or none does. The types of some yield a trait themselves."""
 
 
-def reached(kind: msgspec.inspect.Type, seen: set[str]) -> Iterator[tuple[str, str]]:
+def count_call(kind: msgspec.inspect.Type, seen: set[str]) -> Iterator[tuple[str, str]]:
     """The optional fields of all types that a method's description may hold, below the types of a trait."""
     if isinstance(kind, msgspec.inspect.StructType):
         name = kind.cls.__name__
@@ -84,16 +84,16 @@ def reached(kind: msgspec.inspect.Type, seen: set[str]) -> Iterator[tuple[str, s
         for field in kind.fields:
             if not field.required:
                 yield name, field.name
-            yield from reached(field.type, seen)
+            yield from count_call(field.type, seen)
     for part in ("item_type", "value_type", "key_type"):
         if (inner := getattr(kind, part, None)) is not None:
-            yield from reached(inner, seen)
+            yield from count_call(inner, seen)
     for member in (*getattr(kind, "types", ()), *getattr(kind, "item_types", ())):
-        yield from reached(member, seen)
+        yield from count_call(member, seen)
 
 
 def test_every_field_is_a_trait_or_is_read() -> None:
-    fields = {f"{name}.{field}" for name, field in reached(msgspec.inspect.type_info(schema.Method), set())}
+    fields = {f"{name}.{field}" for name, field in count_call(msgspec.inspect.type_info(schema.Method), set())}
     known = OF_FIELDS.keys() | READ_BY_ALL
     assert fields - known == set(), "give it a trait in format/traits.py, or let every way to call a method read it"
     assert known - fields == set()

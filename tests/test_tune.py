@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import aotpack
 import aotpack_loader
-from aotpack._torch.inductor.toolchain import products
-from aotpack._torch.inductor.toolchain.products import smallest_gain
+from aotpack._torch.inductor.toolchain import matmul_backend
+from aotpack._torch.inductor.toolchain.matmul_backend import smallest_gain
 from aotpack.targets.cpu import CpuTarget
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import BuildError
@@ -33,9 +33,9 @@ def test_the_smallest_product_that_gains(ratios: Mapping[int, float], expected: 
 
 
 def test_the_measurement_of_two_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "SIDES", (8, 16))
-    monkeypatch.setattr(products, "_WORK", 1)
-    assert products.products_by_onednn() in (0, 8**3, 16**3)
+    monkeypatch.setattr(matmul_backend, "SIDES", (8, 16))
+    monkeypatch.setattr(matmul_backend, "_WORK", 1)
+    assert matmul_backend.products_by_onednn() in (0, 8**3, 16**3)
 
 
 class Products(nn.Module):
@@ -55,7 +55,7 @@ class Products(nn.Module):
 
 def test_tuned_code_computes_what_eager_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All products are oneDNN's here, however small. Where it has no form for one, torch's library makes it."""
-    monkeypatch.setattr(products, "products_by_onednn", lambda: 1)
+    monkeypatch.setattr(matmul_backend, "products_by_onednn", lambda: 1)
     torch.manual_seed(0)
     model = Products()
     x, y = (torch.randn(size, generator=torch.Generator().manual_seed(0)) for size in ((16, 24), (24, 8)))
@@ -84,7 +84,7 @@ def test_nothing_is_tuned_unless_asked(tmp_path: Path) -> None:
 
 
 def test_a_target_that_is_added_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "products_by_onednn", lambda: 1)
+    monkeypatch.setattr(matmul_backend, "products_by_onednn", lambda: 1)
     model, x = nn.Linear(24, 8), torch.randn(16, 24)
     portable, out = tmp_path / "portable.aotpack", tmp_path / "tuned.aotpack"
     aotpack.build(model, (x,), out=portable, targets=("portable",), methods=("infer",))

@@ -59,7 +59,7 @@ def with_parts_of_gradients(joint: aot_autograd.Joint) -> aot_autograd.Joint:
         node.args = node.args[:4]  # whether the gradient is sparse: it says nothing to a graph without autograd
     if joint.gradient_metas is not None or not joint.needs_autograd:
         return joint
-    split = _Split(graph, joint.fake_mode)
+    split = _GradientSplitter(graph, joint.fake_mode)
     split.replace_sums()
     output = graph.output_node()
     outputs, descriptors = list(output.args[0]), list(output.meta["desc"])  # type: ignore[arg-type]
@@ -81,7 +81,7 @@ def with_parts_of_gradients(joint: aot_autograd.Joint) -> aot_autograd.Joint:
     return dataclasses.replace(joint, sparse_gradients=tuple(found))
 
 
-class _Split:
+class _GradientSplitter:
     """Splits the sparse tensors of a graph into indices and values."""
 
     def __init__(self, graph: Graph, fake_mode: Any) -> None:

@@ -111,7 +111,7 @@ def _with_companions(names: Collection[str], convention: signature.Convention, e
     constraints = convention.method.constraints
     varying = [*names]
     sizes = {**example, **dict.fromkeys(varying, 1)}
-    if zero_one.take(constraints, sizes):
+    if zero_one.satisfy(constraints, sizes):
         return varying
     size = example[varying[0]]
     others = [name for name, hint in example.items() if hint == size and name not in names]
@@ -119,7 +119,7 @@ def _with_companions(names: Collection[str], convention: signature.Convention, e
         name for text in constraints for name in expressions.symbols(text) if not {*names}.isdisjoint(expressions.symbols(text))
     }
     together = [*varying, *(name for name in others if name in tied)]
-    return together if zero_one.take(constraints, sizes | dict.fromkeys(together, 1)) else varying
+    return together if zero_one.satisfy(constraints, sizes | dict.fromkeys(together, 1)) else varying
 
 
 def _free(convention: signature.Convention, names: Sequence[str], guards: Guards) -> signature.Convention:

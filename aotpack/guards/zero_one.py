@@ -88,7 +88,7 @@ def find_zero_one_guards(
 
     constraints: list[str] = [*method.constraints]
     for symbol, size in itertools.product(symbols, (0, 1)):
-        allowed = symbol.minimum <= size and take(constraints, example | {symbol.name: size})
+        allowed = symbol.minimum <= size and satisfy(constraints, example | {symbol.name: size})
         if allowed and (reason := differs([symbol.name], size)):
             yield (found := size_guard([symbol.name], size, reason))
             constraints.append(found.constraint)
@@ -97,24 +97,24 @@ def find_zero_one_guards(
         while len(several := _compatible_names(names, size, example, constraints)) > 1 and (reason := differs(several, size)):
             for name in several:
                 fewer = [other for other in several if other != name]
-                if len(fewer) > 1 and take(constraints, example | dict.fromkeys(fewer, size)) and differs(fewer, size):
+                if len(fewer) > 1 and satisfy(constraints, example | dict.fromkeys(fewer, size)) and differs(fewer, size):
                     several = fewer
             yield (found := size_guard(several, size, reason))
             constraints.append(found.constraint)
 
 
-def take(constraints: Sequence[str], sizes: Sizes) -> bool:
+def satisfy(constraints: Sequence[str], sizes: Sizes) -> bool:
     """Whether sizes meet all constraints."""
     return all(_holds(text, sizes) for text in constraints)
 
 
 def _compatible_names(names: Sequence[str], size: int, example: dict[str, int], constraints: Sequence[str]) -> list[str]:
     """Return those names that may be ``size`` at the same time without breaking a constraint."""
-    if take(constraints, example | dict.fromkeys(names, size)):
+    if satisfy(constraints, example | dict.fromkeys(names, size)):
         return [*names]
     found = list[str]()
     for name in names:
-        if take(constraints, example | dict.fromkeys([*found, name], size)):
+        if satisfy(constraints, example | dict.fromkeys([*found, name], size)):
             found.append(name)
     return found
 

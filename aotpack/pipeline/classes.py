@@ -22,14 +22,19 @@ from .._torch.tracing import decompositions
 from .._torch.tracing.aot_autograd import Decompositions
 from .._torch.tracing.state_assignments import PASSABLE
 from ..capture import assigned_state
+from ..capture.regions import repeated_layers
 from ..optimizer.asked import AskedOptimizer, resolve
 from ..targets import Target, by_graphs
 from ..writer.bundle import TargetEntry
-from . import advice, functions, optimizers, traced_methods
+from . import functions, optimizers, traced_methods
+from .build_warnings import warn_of_state_code
 from .check_requested import check_target
 from .context import BuildContext, Example, begin
 from .options import Options
 from .progress import Run
+
+_DEEP = 12
+"""From so many repeated layers on, a build is shorter if it compiles each kind of layer once."""
 
 
 class Traced(NamedTuple):
@@ -125,10 +130,10 @@ def _trace(
     original: object = None,
 ) -> list[Traced]:
     start = begin(run, example, options)
-    advice.before_tracing(run, start.module)
+    warn_of_state_code(run, start.module)
     found = []
     for group in by_graphs(targets):
-        context = advice.with_regions(replace(start, decompositions=_decompositions(group[0], options)), group)
+        context = with_regions(replace(start, decompositions=_decompositions(group[0], options)), group)
         contexts = functions.contexts(run, context, original)
         methods: list[traced_methods.TracedMethod] = []
         with _recurrent_layers(group[0], options):
@@ -152,3 +157,20 @@ def _decompositions(target: Target, options: Options) -> Decompositions:
     own = target.decompositions(exact_random=options.exact_random) or {}
     table = {**own, **decompositions.TABLE, **fix_table("decomposition")}
     return decomposed_in_types(decomposed_like_kernels(table))
+
+
+def with_regions(context: BuildContext, targets: Sequence[Target]) -> BuildContext:
+    """Decide whether repeated layers are compiled once, unless the user has.
+
+    ``regional`` stays None for a deep model whose layers can be regions: they have no buffers, which a
+    region may not write to. A share of memory is kept to by the model as a whole, and eager's random
+    numbers are drawn outside of regions.
+    """
+    options = context.options
+    if options.regional is not None:
+        return context
+    layers = [] if options.memory_budget is not None or options.exact_random else repeated_layers(context.module)
+    deep = len(layers) >= _DEEP and not any(next(layer.buffers(), None) is not None for layer in layers)
+    if deep and any(target.capabilities.uses_inductor for target in targets):
+        return context
+    return replace(context, options=replace(options, regional=False))

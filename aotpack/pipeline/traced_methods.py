@@ -33,7 +33,7 @@ from ..capture.source_lines import of_stack
 from ..guards import size_one, strides, zero_one
 from ..partition.rng import drawn_anew
 from . import double_backward
-from .capture_remarks import remark_on, remark_on_modes
+from .build_warnings import remark_on, remark_on_modes
 from .check_requested import check_dynamic, check_turned_on, labelled, merged, narrowed, relations, without_one
 from .context import BuildContext
 from .gradients_only import ask_without_gradients

@@ -43,20 +43,20 @@ def assemble(joint: aot_autograd.Joint, parts: partition.Partitioned, call: User
     Raises:
         UnsupportedError: names every construct that a bundle cannot reproduce.
     """
-    trace = fold_subclasses(joint, parts, call)
-    _refuse_unsupported_inputs(trace)
-    inputs = describe_inputs(trace)
-    trace, primals = describe_primals(trace, inputs)
-    sizes, outputs = DataDependentSizes(trace, inputs.leaves), ForwardOutputs()
-    mutations = describe_mutations(trace, primals, outputs)
-    results = describe_results(trace, primals, sizes, outputs)
-    backward = describe_backward(trace, primals, sizes, outputs, ReturnedValues(mutations, results.values))
+    partitioned = fold_subclasses(joint, parts, call)
+    _refuse_unsupported_inputs(partitioned)
+    inputs = describe_inputs(partitioned)
+    partitioned, primals = describe_primals(partitioned, inputs)
+    sizes, outputs = DataDependentSizes(partitioned, inputs.leaves), ForwardOutputs()
+    mutations = describe_mutations(partitioned, primals, outputs)
+    results = describe_results(partitioned, primals, sizes, outputs)
+    backward = describe_backward(partitioned, primals, sizes, outputs, ReturnedValues(mutations, results.values))
     output_symbols = sizes.describe(outputs)
-    trace.raise_problems()
-    output_subclasses, gradient_subclasses = _subclasses(trace, outputs.nodes), _subclasses(trace, backward.outputs)
-    size_inputs = _set_outputs(trace, outputs.nodes, backward.outputs, [*trace.subclass_sizes, *primals.sizes])
-    leaves = mark_reads_from_storage_start(trace, primals, backward.saved_values, inputs.leaves)
-    trace.raise_problems()
+    partitioned.raise_problems()
+    output_subclasses, gradient_subclasses = _subclasses(partitioned, outputs.nodes), _subclasses(partitioned, backward.outputs)
+    size_inputs = _set_outputs(partitioned, outputs.nodes, backward.outputs, [*partitioned.subclass_sizes, *primals.sizes])
+    leaves = mark_reads_from_storage_start(partitioned, primals, backward.saved_values, inputs.leaves)
+    partitioned.raise_problems()
     tree, updates = _result_tree(call)
     described = backward.described
     if described is not None:
@@ -72,42 +72,42 @@ def assemble(joint: aot_autograd.Joint, parts: partition.Partitioned, call: User
         results=results.described,
         primals=list(primals.described),
         num_outputs=len(outputs.nodes),
-        symbols=_symbols(trace, leaves),
-        constraints=_constraints(trace),
+        symbols=_symbols(partitioned, leaves),
+        constraints=_constraints(partitioned),
         mutations=mutations,
-        touched=describe_touched(trace, primals, mutations),
+        touched=describe_touched(partitioned, primals, mutations),
         output_symbols=output_symbols,
         non_differentiable=non_differentiable(mutations, results.described),
         subclasses=output_subclasses,
-        sizes=[size_expression(size.meta["val"], trace.shape_env) for size in size_inputs],
+        sizes=[size_expression(size.meta["val"], partitioned.shape_env) for size in size_inputs],
         backward=described,
     )
-    trace.raise_problems()
+    partitioned.raise_problems()
     return Convention(
-        forward=trace.parts.forward,
-        backward=trace.parts.backward,
+        forward=partitioned.parts.forward,
+        backward=partitioned.parts.backward,
         method=method,
-        shape_env=trace.shape_env,
+        shape_env=partitioned.shape_env,
         saved_bytes=saved_bytes(primals, backward.saved_values),
-        written_in_checkpoints=written_in_checkpoints(trace, primals),
+        written_in_checkpoints=written_in_checkpoints(partitioned, primals),
     )
 
 
-def _refuse_unsupported_inputs(trace: PartitionedMethod) -> None:
-    metadata = trace.metadata
-    refuse_shared_state(trace)
+def _refuse_unsupported_inputs(partitioned: PartitionedMethod) -> None:
+    metadata = partitioned.metadata
+    refuse_shared_state(partitioned)
     if metadata.num_outputs_rng_offset or metadata.is_rng_op_functionalized:
-        trace.refuse("graph", "functionalised random state")
+        partitioned.refuse("graph", "functionalised random state")
     if metadata.grad_enabled_mutation is not None:
-        trace.refuse("model", "changes the gradient mode and does not restore it before it returns")
-    trace.raise_problems()
+        partitioned.refuse("model", "changes the gradient mode and does not restore it before it returns")
+    partitioned.raise_problems()
 
 
 def _set_outputs(
-    trace: PartitionedMethod, outputs: Sequence[Node], gradients: Sequence[Node], sizes: Sequence[Node]
+    partitioned: PartitionedMethod, outputs: Sequence[Node], gradients: Sequence[Node], sizes: Sequence[Node]
 ) -> list[Node]:
     """Give both graphs their outputs, and return the size inputs that the forward uses."""
-    forward, backward = trace.parts.forward, trace.parts.backward
+    forward, backward = partitioned.parts.forward, partitioned.parts.backward
     partition.set_outputs(forward, subclass_leaves.flat(outputs))
     used = subclass_leaves.keep_used_sizes(forward.graph, sizes)
     forward.recompile()
@@ -125,32 +125,32 @@ def _result_tree(call: UserCall) -> tuple[schema.Tree, list[schema.Update]]:
     return call.containers.trees(pytrees.describe(result, "result")[0], pytrees.describe(changes, "changed arguments")[0])
 
 
-def _subclasses(trace: PartitionedMethod, outputs: Sequence[Node]) -> list[schema.Subclass | None]:
+def _subclasses(partitioned: PartitionedMethod, outputs: Sequence[Node]) -> list[schema.Subclass | None]:
     """Return the subclass that each output of a graph becomes.
 
     Empty if no output is a subclass.
     """
-    found = [subclass_leaves.describe(node, source_line(node) or node.name, trace.shape_env) for node in outputs]
+    found = [subclass_leaves.describe(node, source_line(node) or node.name, partitioned.shape_env) for node in outputs]
     return found if any(found) else []
 
 
-def _symbols(trace: PartitionedMethod, leaves: Sequence[schema.InputLeaf]) -> list[schema.Symbol]:
-    env = trace.shape_env
+def _symbols(partitioned: PartitionedMethod, leaves: Sequence[schema.InputLeaf]) -> list[schema.Symbol]:
+    env = partitioned.shape_env
     if env is None:
         return []
     names = {dim for leaf in leaves for dim in leaf_sizes(leaf) if isinstance(dim, str)}
     symbols = []
     for symbol in sorted({s for name in names for s in fake_tensors.symbols_of(env, name)}, key=str):
         if str(symbol) not in names:
-            trace.refuse(str(symbol), "a size that appears only inside an expression")
+            partitioned.refuse(str(symbol), "a size that appears only inside an expression")
             continue
         limits = env.var_to_range[symbol]
         symbols.append(schema.Symbol(str(symbol), bound(limits.lower) or 0, bound(limits.upper), fake_tensors.hint(env, symbol)))
     return symbols
 
 
-def _constraints(trace: PartitionedMethod) -> list[str]:
-    env = trace.shape_env
+def _constraints(partitioned: PartitionedMethod) -> list[str]:
+    env = partitioned.shape_env
     if env is None:
         return []
     found = [env.simplify(guard.expr) for guard in env.guards]

@@ -39,17 +39,19 @@ class Inputs:
     varying: Mapping[int, str]
 
 
-def describe_inputs(trace: PartitionedMethod) -> Inputs:
+def describe_inputs(partitioned: PartitionedMethod) -> Inputs:
     """Describe the arguments of a call."""
-    flat, spec = pytree.tree_flatten((trace.call.args, trace.call.kwargs))
+    flat, spec = pytree.tree_flatten((partitioned.call.args, partitioned.call.kwargs))
     args_spec, kwargs_spec = aot_autograd.tree_children(spec)
-    args_tree, args_paths = pytrees.describe_arguments(args_spec, argument_names(trace.call.model, len(trace.call.args)))
-    kwargs_tree, kwargs_paths = pytrees.describe_arguments(kwargs_spec, [*trace.call.kwargs])
+    args_tree, args_paths = pytrees.describe_arguments(
+        args_spec, argument_names(partitioned.call.model, len(partitioned.call.args))
+    )
+    kwargs_tree, kwargs_paths = pytrees.describe_arguments(kwargs_spec, [*partitioned.call.kwargs])
     paths = [*args_paths, *kwargs_paths]
-    nodes = _argument_nodes(trace.joint, trace.parts, len(trace.call.arrangement.bases))
-    varying = _varying_integers(trace, nodes)
+    nodes = _argument_nodes(partitioned.joint, partitioned.parts, len(partitioned.call.arrangement.bases))
+    varying = _varying_integers(partitioned, nodes)
     leaves = [
-        schema.IntegerLeaf(path, varying[i]) if i in varying else _leaf(trace, value, path, nodes.get(i))
+        schema.IntegerLeaf(path, varying[i]) if i in varying else _leaf(partitioned, value, path, nodes.get(i))
         for i, (value, path) in enumerate(zip(flat, paths, strict=True))
     ]
     return Inputs(schema.TupleNode([args_tree, kwargs_tree]), leaves, paths, varying)
@@ -71,26 +73,26 @@ def _argument_nodes(joint: aot_autograd.Joint, parts: Partitioned, bases: int) -
     }
 
 
-def _varying_integers(trace: PartitionedMethod, nodes: Mapping[int, Node]) -> dict[int, str]:
+def _varying_integers(partitioned: PartitionedMethod, nodes: Mapping[int, Node]) -> dict[int, str]:
     found = {
-        i: size_expression(node.meta["val"], trace.shape_env)
+        i: size_expression(node.meta["val"], partitioned.shape_env)
         for i, node in nodes.items()
         if fake_tensors.is_varying_integer(node.meta.get("val"))
     }
     return {i: size for i, size in found.items() if isinstance(size, str)}
 
 
-def _leaf(trace: PartitionedMethod, value: Any, path: str, node: Node | None) -> schema.InputLeaf:
+def _leaf(partitioned: PartitionedMethod, value: Any, path: str, node: Node | None) -> schema.InputLeaf:
     """``node`` is the graph's input for this argument, if it has one."""
     if not isinstance(value, torch.Tensor):
         literal = literal_argument(value)
         if literal is NOT_A_LITERAL:
-            trace.refuse(path, f"an argument of type {type(value).__name__}")
+            partitioned.refuse(path, f"an argument of type {type(value).__name__}")
             literal = None
         return schema.ConstantLeaf(path, literal)
-    kind = tensor_value(value if node is None else node.meta["val"], trace.shape_env)
-    subclass = None if node is None else subclass_leaves.describe(node, path, trace.shape_env)
-    subclass = subclass or subclasses.describe(value, path, trace.shape_env)
+    kind = tensor_value(value if node is None else node.meta["val"], partitioned.shape_env)
+    subclass = None if node is None else subclass_leaves.describe(node, path, partitioned.shape_env)
+    subclass = subclass or subclasses.describe(value, path, partitioned.shape_env)
     stride = None if node is not None and _has_free_strides(node) else kind.stride
     return schema.TensorLeaf(
         path, kind.dtype, kind.shape, stride, value.device.type, requires_grad=value.requires_grad, subclass=subclass

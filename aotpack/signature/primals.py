@@ -53,25 +53,25 @@ class Primals:
         return self.paths[traced]
 
 
-def describe_primals(trace: PartitionedMethod, inputs: Inputs) -> tuple[PartitionedMethod, Primals]:
+def describe_primals(partitioned: PartitionedMethod, inputs: Inputs) -> tuple[PartitionedMethod, Primals]:
     """Describe the forward's inputs, and return the method with them.
 
     Non-tensor arguments are removed from the graphs' inputs, because the graphs are specialised to
     their values. Tensors that a graph closes over become primals, after the others.
     """
-    described = _describe(trace)
-    paths = [_path(trace, inputs, i) for i in range(len(trace.joint.primal_descriptors))]
-    kept = _Kept(trace, inputs, described)
-    kept.lift_constants(trace.parts.forward)
-    if trace.parts.backward is not None:
-        kept.save_backward_constants(trace.parts.backward)
-    parts = dataclasses.replace(trace.parts, forward_outputs=kept.forward_outputs, saved=kept.saved)
+    described = _describe(partitioned)
+    paths = [_path(partitioned, inputs, i) for i in range(len(partitioned.joint.primal_descriptors))]
+    kept = _PrimalEditor(partitioned, inputs, described)
+    kept.lift_constants(partitioned.parts.forward)
+    if partitioned.parts.backward is not None:
+        kept.save_backward_constants(partitioned.parts.backward)
+    parts = dataclasses.replace(partitioned.parts, forward_outputs=kept.forward_outputs, saved=kept.saved)
     primals = Primals(kept.nodes, kept.described, list(parts.primals), kept.dropped, paths, kept.sizes)
-    return dataclasses.replace(trace, parts=parts), primals
+    return dataclasses.replace(partitioned, parts=parts), primals
 
 
 def mark_reads_from_storage_start(
-    trace: PartitionedMethod, primals: Primals, saved: Sequence[tuple[Node, Node]], leaves: Sequence[schema.InputLeaf]
+    partitioned: PartitionedMethod, primals: Primals, saved: Sequence[tuple[Node, Node]], leaves: Sequence[schema.InputLeaf]
 ) -> list[schema.InputLeaf]:
     """Mark the arguments that ``as_strided`` reads with an offset.
 
@@ -80,7 +80,10 @@ def mark_reads_from_storage_start(
     marked = list(leaves)
     inputs = {node: i for i, node in enumerate(primals.nodes)}
     inputs |= {placeholder: inputs[value] for value, placeholder in saved if value in inputs}
-    graphs = [trace.parts.forward.graph, *([] if trace.parts.backward is None else [trace.parts.backward.graph])]
+    graphs = [
+        partitioned.parts.forward.graph,
+        *([] if partitioned.parts.backward is None else [partitioned.parts.backward.graph]),
+    ]
     reads = {
         inputs[start]: node
         for graph in graphs
@@ -89,46 +92,46 @@ def mark_reads_from_storage_start(
     }
     for i, node in reads.items():
         primal = primals.described[i]
-        if not _begins_its_storage(trace, primal):
+        if not _begins_its_storage(partitioned, primal):
             message = (
                 "the model uses as_strided with an offset from the start of the storage, and this tensor has a storage offset"
             )
-            trace.refuse(source_line(node) or node.name, message)
+            partitioned.refuse(source_line(node) or node.name, message)
         elif isinstance(primal, schema.InputPrimal):
             marked[primal.leaf] = msgspec.structs.replace(marked[primal.leaf], from_start=True)
     return marked
 
 
-def refuse_shared_state(trace: PartitionedMethod) -> None:
+def refuse_shared_state(partitioned: PartitionedMethod) -> None:
     """Refuse a synthetic base made of parameters or buffers: arguments were traced as separate tensors."""
-    if trace.joint.synthetic_bases:
-        names = ", ".join(sorted(_in_shared_storage(trace.call.model)))
-        trace.refuse(names or "state", "some of these parameters or buffers share memory, and the model writes to it")
+    if partitioned.joint.synthetic_bases:
+        names = ", ".join(sorted(_in_shared_storage(partitioned.call.model)))
+        partitioned.refuse(names or "state", "some of these parameters or buffers share memory, and the model writes to it")
 
 
-def copy_of(trace: PartitionedMethod, primals: Primals, node: Node) -> Node:
+def copy_of(partitioned: PartitionedMethod, primals: Primals, node: Node) -> Node:
     """Return a copy of ``node``, inserted right after its value is computed."""
     parts = subclass_leaves.plain(node)
     if parts != (node,):
-        return subclass_leaves.folded_like(node, [copy_of(trace, primals, part) for part in parts])
-    graph = trace.parts.forward.graph
+        return subclass_leaves.folded_like(node, [copy_of(partitioned, primals, part) for part in parts])
+    graph = partitioned.parts.forward.graph
     with graph.inserting_after(node if node.op != "placeholder" else primals.nodes[-1]):
         copy = graph.call_function(torch.ops.aten.clone.default, (node,))
     copy.meta["val"] = node.meta["val"].clone()  # the copy is dense even if the tensor has gaps
     return copy
 
 
-def _describe(trace: PartitionedMethod) -> list[schema.Primal | None]:
+def _describe(partitioned: PartitionedMethod) -> list[schema.Primal | None]:
     """Describe AOTAutograd's inputs; None for one that a bundle does not know, which is refused."""
-    params = dict(trace.call.model.named_parameters(remove_duplicate=False))
-    bases, prefix = trace.call.arrangement.bases, trace.call.arrangement.prefix
+    params = dict(partitioned.call.model.named_parameters(remove_duplicate=False))
+    bases, prefix = partitioned.call.arrangement.bases, partitioned.call.arrangement.prefix
     found: list[schema.Primal | None] = []
-    for node, descriptor in zip(trace.parts.primals, trace.joint.primal_descriptors, strict=True):
+    for node, descriptor in zip(partitioned.parts.primals, partitioned.joint.primal_descriptors, strict=True):
         if isinstance(descriptor, desc.ParamAOTInput):
             name = descriptor.target.removeprefix(prefix)
             found.append(schema.ParameterPrimal(name))
             if name not in params:
-                trace.refuse(name, "a parameter the model does not own")
+                partitioned.refuse(name, "a parameter the model does not own")
         elif isinstance(descriptor, desc.BufferAOTInput):
             found.append(schema.BufferPrimal(descriptor.target.removeprefix(prefix)))
         elif isinstance(descriptor, desc.PlainAOTInput):
@@ -136,32 +139,32 @@ def _describe(trace: PartitionedMethod) -> list[schema.Primal | None]:
             found.append(schema.InputPrimal(leaf) if leaf >= 0 else bases[descriptor.idx])
         else:
             found.append(None)
-            trace.refuse(node.name, f"a graph input of kind {type(descriptor).__name__}")
+            partitioned.refuse(node.name, f"a graph input of kind {type(descriptor).__name__}")
     if None in found:
-        trace.raise_problems()
+        partitioned.raise_problems()
     return found
 
 
-def _path(trace: PartitionedMethod, inputs: Inputs, index: int) -> str:
-    descriptor = trace.joint.primal_descriptors[index]
-    bases = len(trace.call.arrangement.bases)
+def _path(partitioned: PartitionedMethod, inputs: Inputs, index: int) -> str:
+    descriptor = partitioned.joint.primal_descriptors[index]
+    bases = len(partitioned.call.arrangement.bases)
     if isinstance(descriptor, desc.PlainAOTInput) and descriptor.idx >= bases:
         return inputs.paths[descriptor.idx - bases]
     return str(getattr(descriptor, "target", None) or f"input {index}")
 
 
-class _Kept:
+class _PrimalEditor:
     """The primals while the graphs' inputs are edited."""
 
-    def __init__(self, trace: PartitionedMethod, inputs: Inputs, described: Sequence[schema.Primal | None]) -> None:
-        self._trace = trace
-        self.forward_outputs = list(trace.parts.forward_outputs)
-        self.saved = list(trace.parts.saved)
+    def __init__(self, partitioned: PartitionedMethod, inputs: Inputs, described: Sequence[schema.Primal | None]) -> None:
+        self._partitioned = partitioned
+        self.forward_outputs = list(partitioned.parts.forward_outputs)
+        self.saved = list(partitioned.parts.saved)
         self.nodes: list[Node] = []
         self.described: list[schema.Primal] = []
         self.dropped: list[int] = []
         self.sizes: list[Node] = []
-        for i, (node, primal) in enumerate(zip(trace.parts.primals, described, strict=True)):
+        for i, (node, primal) in enumerate(zip(partitioned.parts.primals, described, strict=True)):
             assert primal is not None
             if isinstance(node.meta.get("val"), torch.Tensor):
                 self.nodes.append(node)
@@ -171,19 +174,19 @@ class _Kept:
             if isinstance(primal, schema.InputPrimal) and primal.leaf in inputs.varying:
                 self.sizes.append(node)
             elif any(user.op != "output" for user in node.users):
-                trace.refuse(source_line(node) or node.name, "a number argument that stayed symbolic")
+                partitioned.refuse(source_line(node) or node.name, "a number argument that stayed symbolic")
             else:
                 self._return_constant(node, primal)
-                trace.parts.forward.graph.erase_node(node)
+                partitioned.parts.forward.graph.erase_node(node)
 
     def _return_constant(self, node: Node, primal: schema.Primal) -> None:
         """Replace a returned number argument by a constant result.
 
         Calls must pass the same value.
         """
-        value = self._trace.call.leaves[primal.leaf] if isinstance(primal, schema.InputPrimal) else None
+        value = self._partitioned.call.leaves[primal.leaf] if isinstance(primal, schema.InputPrimal) else None
         self.forward_outputs = [value if out is node else out for out in self.forward_outputs]
-        output = self._trace.parts.forward.graph.output_node()
+        output = self._partitioned.parts.forward.graph.output_node()
         output.args = (tuple(None if arg is node else arg for arg in output.args[0]),)  # type: ignore[union-attr]
 
     def lift_constants(self, module: GraphModule) -> None:
@@ -208,21 +211,21 @@ class _Kept:
                 self.saved.append((primal, existing))
             node.replace_all_uses_with(existing)
             graph.erase_node(node)
-        partition.order_placeholders(module, self.saved, self._trace.parts.tangents)
+        partition.order_placeholders(module, self.saved, self._partitioned.parts.tangents)
 
     def _constant(self, node: Node, value: torch.Tensor) -> Node:
         """Return the forward's input for a tensor that ``node`` reads, and add it if needed."""
         real = fake_tensors.real_tensor(value)
         if real is None:
-            self._trace.refuse(source_line(node) or node.name, "a tensor whose value is only known while tracing")
+            self._partitioned.refuse(source_line(node) or node.name, "a tensor whose value is only known while tracing")
             real = torch.zeros(())
         if value.requires_grad:
             message = "uses a tensor from outside that requires a gradient; make it a parameter or an argument"
-            self._trace.refuse(source_line(node) or node.name, message)
-        primal = schema.ConstantPrimal(self._trace.call.stored.add_constant(real), dtype_name(real.dtype), list(real.shape))
+            self._partitioned.refuse(source_line(node) or node.name, message)
+        primal = schema.ConstantPrimal(self._partitioned.call.stored.add_constant(real), dtype_name(real.dtype), list(real.shape))
         if primal in self.described:
             return self.nodes[self.described.index(primal)]
-        graph = self._trace.parts.forward.graph
+        graph = self._partitioned.parts.forward.graph
         with graph.inserting_after(self.nodes[-1] if self.nodes else None):
             placeholder = graph.placeholder(f"constant_{len(self.described)}")
         if not self.nodes:
@@ -241,11 +244,11 @@ def _closed_over(module: GraphModule) -> Iterator[tuple[Node, torch.Tensor]]:
             yield node, value
 
 
-def _begins_its_storage(trace: PartitionedMethod, primal: schema.Primal) -> bool:
+def _begins_its_storage(partitioned: PartitionedMethod, primal: schema.Primal) -> bool:
     if isinstance(primal, schema.InputPrimal):
-        return not trace.call.leaves[primal.leaf].storage_offset()
+        return not partitioned.call.leaves[primal.leaf].storage_offset()
     if isinstance(primal, (schema.ParameterPrimal, schema.BufferPrimal)):
-        return not operator.attrgetter(primal.name)(trace.call.model).storage_offset()
+        return not operator.attrgetter(primal.name)(partitioned.call.model).storage_offset()
     return isinstance(primal, schema.ConstantPrimal)  # stored with its own strides, from offset 0
 
 

@@ -39,11 +39,13 @@ class Results:
     values: Sequence[Any]
 
 
-def describe_results(trace: PartitionedMethod, primals: Primals, sizes: DataDependentSizes, outputs: ForwardOutputs) -> Results:
+def describe_results(
+    partitioned: PartitionedMethod, primals: Primals, sizes: DataDependentSizes, outputs: ForwardOutputs
+) -> Results:
     """Describe the results, and add fresh results and bases of aliases to the forward's outputs."""
-    found = _Results(trace, primals, sizes, outputs, list(trace.result_values))
+    found = _Results(partitioned, primals, sizes, outputs, list(partitioned.result_values))
     results, rebuilt = found.describe()
-    return Results(share_views(trace, *with_detach(trace, results, rebuilt)), found.values)
+    return Results(share_views(partitioned, *with_detach(partitioned, results, rebuilt)), found.values)
 
 
 def non_differentiable(mutations: Sequence[schema.Mutation], results: Sequence[schema.Result]) -> list[int]:
@@ -60,7 +62,7 @@ def non_differentiable(mutations: Sequence[schema.Mutation], results: Sequence[s
     return sorted(plain - differentiable)
 
 
-class _Rebuilt(NamedTuple):
+class _ReplayedView(NamedTuple):
     """A view, as steps from ``origin``.
 
     That is result ``base``, or no result if ``base`` is None. ``requires_grad``: it inherits that from its
@@ -81,7 +83,7 @@ class _Results:
     among the forward's outputs.
     """
 
-    trace: PartitionedMethod
+    partitioned: PartitionedMethod
     primals: Primals
     sizes: DataDependentSizes
     outputs: ForwardOutputs
@@ -90,8 +92,8 @@ class _Results:
 
     def describe(self) -> tuple[list[schema.Result], set[int]]:
         """Return the results, and the indices of those that are rebuilt as views without gradients."""
-        output_info = self.trace.metadata.output_info
-        nodes, bases = list(self.trace.result_values), self.trace.base_values
+        output_info = self.partitioned.metadata.output_info
+        nodes, bases = list(self.partitioned.result_values), self.partitioned.base_values
         rebuilt = self._views_without_gradient(nodes)
         results: list[schema.Result | None] = [None] * len(nodes)
         for i, (info, node) in enumerate(zip(output_info, nodes, strict=True)):
@@ -109,20 +111,20 @@ class _Results:
 
     def _refuse_hooked_views(self, results: Sequence[schema.Result | None]) -> None:
         """Views are rebuilt outside the graphs, so their gradients pass neither hooks nor functions of the model's."""
-        for i in sorted(self.trace.call.returned.hooked):
+        for i in sorted(self.partitioned.call.returned.hooked):
             if isinstance(result := results[i], schema.AliasResult) and result.history:
-                where = source_line(self.trace.result_values[i]) or f"result {i}"
+                where = source_line(self.partitioned.result_values[i]) or f"result {i}"
                 message = "returns a view, and a hook or an autograd.Function lies between it and its base; clone the view"
-                self.trace.refuse(where, message)
+                self.partitioned.refuse(where, message)
 
-    def _views_without_gradient(self, nodes: Sequence[Any]) -> dict[int, _Rebuilt]:
+    def _views_without_gradient(self, nodes: Sequence[Any]) -> dict[int, _ReplayedView]:
         """Return the results without gradient that are views of another result, or of one value together with others.
 
         AOTAutograd treats them as new tensors, because it makes no difference to autograd. It treats the
         only view of a value so, too, which would give one that is made under ``no_grad`` a history.
         """
-        found: dict[int, _Rebuilt] = {}
-        returned, output_info = self.trace.call.returned, self.trace.metadata.output_info
+        found: dict[int, _ReplayedView] = {}
+        returned, output_info = self.partitioned.call.returned, self.partitioned.metadata.output_info
         for base, leaves in ((family.base, family.views) for family in returned.families):
             members = [i for i in leaves if self._is_computed(i, nodes[i]) and not output_info[i].requires_grad]
             origin = None
@@ -133,20 +135,20 @@ class _Results:
             if origin is None or (origin.op in ("placeholder", "get_attr") and origin not in self.primals.nodes):
                 continue
             for i in members:
-                steps = views.steps_between(origin, nodes[i], self.trace.shape_env)
+                steps = views.steps_between(origin, nodes[i], self.partitioned.shape_env)
                 steps = self._steps_from_later(origin, nodes[i]) if steps is None else steps
                 if steps is not None and all(map(self.sizes.is_known, views.sizes_in(steps))):
-                    found[i] = _Rebuilt(origin, base, steps)
+                    found[i] = _ReplayedView(origin, base, steps)
         for i, (info, node) in enumerate(zip(output_info, nodes, strict=True)):
             if not self._is_computed(i, node) or _has_history(info):
                 continue
             origin = views.root(node)
-            steps = views.steps_between(origin, node, self.trace.shape_env)
+            steps = views.steps_between(origin, node, self.partitioned.shape_env)
             if steps and origin.op == "call_function" and all(map(self.sizes.is_known, views.sizes_in(steps))):
-                found[i] = _Rebuilt(origin, None, steps, requires_grad=True)
+                found[i] = _ReplayedView(origin, None, steps, requires_grad=True)
         return found
 
-    def _rebuilt_result(self, view: _Rebuilt, origins: dict[Node, int]) -> schema.AliasResult:
+    def _rebuilt_result(self, view: _ReplayedView, origins: dict[Node, int]) -> schema.AliasResult:
         """``origins``: positions of the outputs that were added for rebuilt views."""
         if view.base in self.positions:
             return schema.AliasResult(view.steps, output=self.positions[view.base], history=False)
@@ -162,23 +164,23 @@ class _Results:
         if root is None:
             return None
         now, before = origin.meta["val"], root.meta["val"]
-        steps = views.steps_between(root, view, self.trace.shape_env)
+        steps = views.steps_between(root, view, self.partitioned.shape_env)
         same = statically_known_true(now.numel() == before.numel())
         if steps is None or not same or not statically_known_true(now.storage_offset() == before.storage_offset()):
             return None
-        return [views.same_start_step(before, self.trace.shape_env), *steps]
+        return [views.same_start_step(before, self.partitioned.shape_env), *steps]
 
     def _is_computed(self, i: int, node: Any) -> bool:
         """Whether result ``i`` is a dense plain tensor that AOTAutograd treats as new."""
-        new = isinstance(node, Node) and self.trace.metadata.output_info[i].output_type in FRESH
-        return new and i not in self.trace.joint.sparse and not subclass_leaves.is_folded(node)
+        new = isinstance(node, Node) and self.partitioned.metadata.output_info[i].output_type in FRESH
+        return new and i not in self.partitioned.joint.sparse and not subclass_leaves.is_folded(node)
 
     def _plain_result(self, info: Any, node: Any, i: int) -> schema.Result | None:
         """Describe result ``i``; None for an alias of an intermediate, which needs all fresh results first."""
         if not isinstance(node, Node):
             return self._literal_result(node, i)
         value = node.meta["val"]
-        if isinstance(value, torch.SymInt) and self.sizes.is_known(size := size_expression(value, self.trace.shape_env)):
+        if isinstance(value, torch.SymInt) and self.sizes.is_known(size := size_expression(value, self.partitioned.shape_env)):
             return schema.SizeResult(size)
         if not isinstance(value, torch.Tensor):
             return schema.NumberResult(self.outputs.add(node))
@@ -191,11 +193,11 @@ class _Results:
         return None
 
     def _fresh_result(self, info: Any, node: Node, i: int) -> schema.Result:
-        sparse_dim = self.trace.joint.sparse.get(i)
+        sparse_dim = self.partitioned.joint.sparse.get(i)
         if node in self.primals.nodes:
-            if self.trace.parts.backward is None and sparse_dim is None:
+            if self.partitioned.parts.backward is None and sparse_dim is None:
                 return schema.InputResult(self.primals.nodes.index(node))
-            node = copy_of(self.trace, self.primals, node)
+            node = copy_of(self.partitioned, self.primals, node)
             self.values[i] = node
         position = self.positions[i] = self.outputs.add(node)
         return schema.FreshResult(position, info.requires_grad, self._is_own(i, info, node), sparse_dim)
@@ -211,7 +213,9 @@ class _Results:
         """
         if info.output_type == _OUT.unsafe_view_alias:
             return node.target is not operator.getitem
-        viewed = views.is_view(node) or (self.trace.call.returned.independent.get(i) is False and views.parent(node) is not None)
+        viewed = views.is_view(node) or (
+            self.partitioned.call.returned.independent.get(i) is False and views.parent(node) is not None
+        )
         return info.output_type == _OUT.non_alias and viewed
 
     def _literal_result(self, value: Any, i: int) -> schema.Result:
@@ -219,17 +223,17 @@ class _Results:
         if leaf is not None:
             return schema.InputResult(self.primals.described.index(schema.InputPrimal(leaf)))
         if isinstance(value, torch.SymInt):
-            return schema.SizeResult(size_expression(value, self.trace.shape_env))
-        literal = literal_argument(self.trace.call.returned.constants.get(i, value))
+            return schema.SizeResult(size_expression(value, self.partitioned.shape_env))
+        literal = literal_argument(self.partitioned.call.returned.constants.get(i, value))
         if literal is NOT_A_LITERAL:
-            self.trace.refuse("result", f"returns a {type(value).__name__}")
+            self.partitioned.refuse("result", f"returns a {type(value).__name__}")
             literal = None
         return schema.ConstantResult(literal)
 
     def _alias_of_input(self, info: Any, node: Node) -> schema.AliasResult:
         index = self.primals.index(info.base_idx)
         source: Node = self.primals.nodes[index]
-        updated = self.trace.updated_value(info.base_idx)
+        updated = self.partitioned.updated_value(info.base_idx)
         member, taken = self._member_of_base(index, node, [base for base in (updated, source) if base is not None])
         if taken is not None:
             index, updated = member, taken
@@ -240,7 +244,7 @@ class _Results:
         return schema.AliasResult(steps, primal=index, requires_grad=info.requires_grad, history=_has_history(info))
 
     def _changes_sizes(self, index: int) -> bool:
-        found = self.trace.metadata.input_info[index]
+        found = self.partitioned.metadata.input_info[index]
         return bool(found.mutates_metadata and not found.mutates_storage_metadata)
 
     def _from_before(self, index: int, updated: Node, node: Node, steps: list[schema.ViewStep]) -> list[schema.ViewStep]:
@@ -249,21 +253,21 @@ class _Results:
         The loader rebuilds results after that change.
         """
         source = self.primals.traced[index]
-        if source not in views.chain(node) or views.steps_between(updated, node, self.trace.shape_env) is not None:
+        if source not in views.chain(node) or views.steps_between(updated, node, self.partitioned.shape_env) is not None:
             return steps
-        geometry = geometry_of(self.trace, source, updated)
+        geometry = geometry_of(self.partitioned, source, updated)
         if geometry.absolute or geometry.offset != 0:
             where = source_line(node) or self.primals.path(index)
             message = "returns a view of an argument, created before as_strided_ changed its storage offset; clone the view"
-            self.trace.refuse(where, message)
-        return [views.same_start_step(source.meta["val"], self.trace.shape_env), *steps]
+            self.partitioned.refuse(where, message)
+        return [views.same_start_step(source.meta["val"], self.partitioned.shape_env), *steps]
 
     def _member_of_base(self, index: int, node: Node, bases: Sequence[Node]) -> tuple[int, Node | None]:
         """Return the argument inside base ``index`` that ``node`` is a view of, and that argument's node in the graph."""
         primal = self.primals.described[index]
         if not isinstance(primal, (schema.SyntheticBasePrimal, schema.ViewBasePrimal)):
             return index, None
-        flat = self.trace.call.leaves
+        flat = self.partitioned.call.leaves
         leaves_by_layout: dict[Any, list[int]] = {}
         for m in primal.members:
             leaves_by_layout.setdefault((flat[m.leaf].shape, flat[m.leaf].stride(), m.offset), []).append(m.leaf)
@@ -282,17 +286,17 @@ class _Results:
     def _check_steps(self, steps: Sequence[schema.ViewStep], node: Node) -> None:
         """Check that the sizes in the steps of a view are known when the loader rebuilds it."""
         if unknown := [size for size in views.sizes_in(list(steps)) if not self.sizes.is_known(size)]:
-            self.trace.refuse(source_line(node) or node.name, f"a view whose sizes depend on data: {', '.join(unknown)}")
+            self.partitioned.refuse(source_line(node) or node.name, f"a view whose sizes depend on data: {', '.join(unknown)}")
 
     def _view(self, bases: Sequence[Node], alias: Node) -> list[schema.ViewStep]:
         """Return view steps to ``alias`` from the first of ``bases`` that has such steps, or else ``as_strided``."""
-        env = self.trace.shape_env
+        env = self.partitioned.shape_env
         between = subclass_leaves.view_steps if subclass_leaves.is_folded(alias) else views.steps_between
         steps = next((steps for base in bases if (steps := between(base, alias, env)) is not None), None)
         if steps is not None:
             return steps
         if subclass_leaves.is_folded(alias):
-            self.trace.refuse(source_line(alias) or "result", "returns a view of a tensor subclass that cannot be replayed")
+            self.partitioned.refuse(source_line(alias) or "result", "returns a view of a tensor subclass that cannot be replayed")
             return []
         return views.as_strided_step(alias.meta["val"], env)
 
@@ -301,7 +305,7 @@ class _Results:
     ) -> schema.Result:
         whole = info
         if info.output_type == _OUT.alias_of_intermediate_base_is_user_output and info.base_idx not in self.positions:
-            whole = self.trace.metadata.output_info[info.base_idx]  # a detached view of a result that is a view itself
+            whole = self.partitioned.metadata.output_info[info.base_idx]  # a detached view of a result that is a view itself
         if whole.output_type == _OUT.alias_of_intermediate_base_is_user_output:
             base, position = nodes[whole.base_idx], self.positions[whole.base_idx]
         else:

@@ -14,7 +14,7 @@ _DETACH = schema.ViewStep("aten.detach.default", [], {})
 
 
 def with_detach(
-    trace: PartitionedMethod, results: Sequence[schema.Result], rebuilt: Collection[int]
+    partitioned: PartitionedMethod, results: Sequence[schema.Result], rebuilt: Collection[int]
 ) -> tuple[list[schema.Result], dict[int, int]]:
     """Return the results with ``detach`` in aliases of arguments where eager detaches.
 
@@ -23,8 +23,8 @@ def with_detach(
     before its ``detach``.
     """
     found, after = list(results), dict[int, int]()
-    bases = {i: family.base for family in trace.call.returned.families for i in family.views}
-    for i, is_view in trace.call.returned.independent.items():
+    bases = {i: family.base for family in partitioned.call.returned.families for i in family.views}
+    for i, is_view in partitioned.call.returned.independent.items():
         result, base = results[i], bases.get(i)
         if i in rebuilt or not isinstance(result, schema.AliasResult) or result.primal is None:
             continue
@@ -38,7 +38,9 @@ def with_detach(
     return found, after
 
 
-def share_views(trace: PartitionedMethod, results: Sequence[schema.Result], detached: Mapping[int, int]) -> list[schema.Result]:
+def share_views(
+    partitioned: PartitionedMethod, results: Sequence[schema.Result], detached: Mapping[int, int]
+) -> list[schema.Result]:
     """Return the results with the view steps that each alias shares with an earlier one.
 
     Eager makes such a view once.
@@ -46,7 +48,7 @@ def share_views(trace: PartitionedMethod, results: Sequence[schema.Result], deta
     found: list[schema.Result] = []
     for i, result in enumerate(results):
         if isinstance(result, schema.AliasResult):
-            shares = [_shared(trace, j, other, i, result, detached) for j, other in enumerate(found)]
+            shares = [_shared(partitioned, j, other, i, result, detached) for j, other in enumerate(found)]
             best = max(filter(None, shares), key=lambda share: (share.steps, share.call), default=None)
             result = structs.replace(result, shared=best)
         found.append(result)
@@ -54,21 +56,26 @@ def share_views(trace: PartitionedMethod, results: Sequence[schema.Result], deta
 
 
 def _shared(
-    trace: PartitionedMethod, j: int, earlier: schema.Result, i: int, result: schema.AliasResult, detached: Mapping[int, int]
+    partitioned: PartitionedMethod,
+    j: int,
+    earlier: schema.Result,
+    i: int,
+    result: schema.AliasResult,
+    detached: Mapping[int, int],
 ) -> schema.Shared | None:
     """Return what result ``i`` shares with the earlier result ``j``."""
     if not isinstance(earlier, schema.AliasResult) or earlier.history != result.history:
         return None
     if (earlier.primal, earlier.output) != (result.primal, result.output):
         return None
-    same = trace.call.returned.same
+    same = partitioned.call.returned.same
     if same.get(i, i) == same.get(j, j) and earlier.view == result.view:
         return schema.Shared(j, len(result.view))
     if i in detached or j in detached:  # both are the same detached tensor, or views of it
         steps = detached.get(i, -1) + 1
-        related = any({i, j} <= {family.base, *family.views} for family in trace.call.returned.families)
+        related = any({i, j} <= {family.base, *family.views} for family in partitioned.call.returned.families)
         return schema.Shared(j, steps) if related and steps and earlier.view[:steps] == result.view[:steps] else None
-    ours, theirs = [trace.result_chain(k)[-len(r.view) :] for k, r in ((i, result), (j, earlier))]
+    ours, theirs = [partitioned.result_chain(k)[-len(r.view) :] for k, r in ((i, result), (j, earlier))]
     if len(ours) != len(result.view) or len(theirs) != len(earlier.view):  # rebuilt by as_strided
         return None
     pairs = list(zip(ours, theirs, result.view, earlier.view, strict=False))

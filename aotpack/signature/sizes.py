@@ -24,8 +24,8 @@ class DataDependentSizes:
     those sizes from the forward that were asked for.
     """
 
-    def __init__(self, trace: PartitionedMethod, leaves: Sequence[schema.InputLeaf]) -> None:
-        self._graph, self._shape_env = trace.parts.forward.graph, trace.shape_env
+    def __init__(self, partitioned: PartitionedMethod, leaves: Sequence[schema.InputLeaf]) -> None:
+        self._graph, self._shape_env = partitioned.parts.forward.graph, partitioned.shape_env
         self._bound = {symbol for leaf in leaves for symbol in _symbols_in([*leaf_sizes(leaf)])}
         self._needed: set[str] = set()
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from .archive.bundle import Bundle
 from .archive.weights import CODES, View, WeightMap
@@ -68,8 +69,8 @@ def replay(path: str | os.PathLike[str], load: Callable[[], LoadedProgram], subc
             for tensor in (*model.parameters(), *model.buffers()):
                 change(tensor)
         method = _method(program)
-        args, kwargs = _arguments(method, inputs, _classes(program, subclasses))
-        return dict(observe(model, method, args, kwargs))
+        args, kwargs = moved(_arguments(method, inputs, _classes(program, subclasses)), device_of(model))
+        return {name: value.to("cpu") for name, value in observe(model, method, args, kwargs)}
 
     found = step(expected)
     rows = [_compare(name, expected.get(name), value, share) for name, value in found.items()]
@@ -125,6 +126,13 @@ def _with_rounding_tolerance(row: _Row, found: torch.Tensor, moved: torch.Tensor
 def device_of(model: torch.nn.Module) -> torch.device:
     """The device of a module's parameters and buffers; the CPU, if it has none."""
     return next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+
+def moved(values: Any, device: torch.device) -> Any:
+    """Arguments on a device. Only tensors change."""
+    if device.type == "cpu":
+        return values
+    return tree_map_only(torch.Tensor, lambda x: x.detach().to(device).requires_grad_(x.requires_grad), values)
 
 
 def observe(

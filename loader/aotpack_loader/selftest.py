@@ -22,17 +22,19 @@ def run_self_test(
     policy: str | os.PathLike[str] | None = None,
     source: str = "",
     digest: str = "",
+    device: str | None = None,
 ) -> SelfTestReport:
     """Load the bundle, run one step with its recorded inputs and compare. Arguments are those of :func:`load`.
 
     ``source`` is the name that policies match; empty: the path. ``digest`` is what the bundle must still have, if it is given.
+    On another ``device`` than the CPU, random numbers are others than those of the build.
 
     Raises:
         BundleError: the bundle has another digest by now.
         TargetError, TrustError: ``backend`` cannot run here.
         SubclassError: it holds tensors of a class that is not among ``subclasses``.
     """
-    options = LoadOptions(None, backend, trust=trust, operators=operators, subclasses=subclasses, policy=policy, source=source)
+    options = LoadOptions(device, backend, trust=trust, operators=operators, subclasses=subclasses, policy=policy, source=source)
     options = options.checked()
 
     def load() -> LoadedProgram:

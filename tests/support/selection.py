@@ -1,9 +1,9 @@
 """What ``scripts/test`` leaves to other commits. ``pytest`` by hand and nightly run all tests.
 
-A case with the marker ``turns(N)`` runs at one in N commits, and so does a test that takes N seconds by its last run on this
-machine, or else by seconds.json. It also runs if its file has changed since the last run that passed on this machine.
-A row of the conformance table also runs at once if a function that it enters has changed, and not many rows enter that
-function. Of those that many enter, the rows whose turn it is tell.
+A case with the marker ``turns(N)`` runs at one in N commits. A test that takes N seconds, by its last run on this
+machine or else by seconds.json, runs at one in 2 N. It also runs if its file has changed since the last run that
+passed on this machine. A row of the conformance table also runs at once if a function that it enters has changed,
+and not many rows enter that function. Of those that many enter, the rows whose turn it is tell.
 
 A row notes which functions of aotpack, the loader, the devtools and the tests it enters, with a hash of each.
 Hashes are of syntax trees without docstrings, so comments and formatting count for nothing.
@@ -37,6 +37,8 @@ MANY = 20
 _SECONDS = Path(__file__).with_name("seconds.json")
 _LONG = 2
 """A test that takes this many seconds takes turns."""
+_TURNS_A_SECOND = 2
+"""So all tests that take turns take half a second each of a commit's run."""
 _MODULE = "<module>"
 _NOTHING = "{}"
 
@@ -50,7 +52,8 @@ def is_due(test: str, parts: int = 1) -> bool:
     """Whether it is the turn of a test, by its node ID: at one in ``parts`` commits or fewer, others at each."""
     if os.environ.get("AOTPACK_TESTS") != "commit":
         return True
-    parts = max(parts, _seconds().get(test, 1))
+    seconds = _seconds().get(test)
+    parts = max(parts, 1 if seconds is None else seconds * _TURNS_A_SECOND)
     return int.from_bytes(hashlib.sha256(f"{_commit()} {test}".encode()).digest()[:4]) % parts == 0
 
 

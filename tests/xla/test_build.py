@@ -121,7 +121,7 @@ def _strided(x: torch.Tensor) -> torch.Tensor:
 
 
 def _without_images(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """As a build for a CPU writes them (``aotpack._torch.tracing.unread_images``)."""
+    """As a build for a CPU writes them (``aotpack._torch.tracing.pool_gradients``)."""
     _, of_image = F.max_pool2d(x, 3, 2, padding=1, return_indices=True)
     _, of_volume = F.max_pool3d(x, (2, 3, 3), 2, return_indices=True)
     first, second = (torch.arange(found.numel()).view(found.shape).float() for found in (of_image, of_volume))

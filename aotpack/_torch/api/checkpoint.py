@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
 from .building import builds
-from .counting import reached
+from .counting import count_call
 from .patching import constant, hooked, replaced_outside_torch
 
 _NUMBER, _POLICY = "ac_graph_id", "recompute"
@@ -72,7 +72,7 @@ def checkpoints_replaced(generate: Callable[[Checkpointed], Iterator[None]]) -> 
 
     @functools.wraps(torchs)  # its signature is then read where replacements are nested
     def generated(function: Any, *args: Any, **how: Any) -> Iterator[None]:
-        reached("aot-checkpoints")
+        count_call("aot-checkpoints")
         bound = signature.bind(function, *args, **how)
         bound.apply_defaults()
         keeps, contexts = bound.arguments["preserve_rng_state"], bound.arguments["context_fn"]

@@ -16,14 +16,14 @@ _calls: Counter[str] = Counter()
 _counting = Lock()  # a thread adds the calls that a copy of this process has made
 
 
-def reached(identifier: str) -> None:
+def count_call(identifier: str) -> None:
     """Count a call of code that a fix has put into torch."""
     with _counting:
         _calls[identifier] += 1
 
 
 @contextlib.contextmanager
-def must_be_reached(*identifiers: str) -> Iterator[None]:
+def require_calls(*identifiers: str) -> Iterator[None]:
     """Check that some hooks are called in this block.
 
     Raises:
@@ -54,7 +54,7 @@ def counted(identifier: str, function: Callable[..., Any]) -> Callable[..., Any]
     """Return a function that calls ``function`` and counts its calls."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
-        reached(identifier)
+        count_call(identifier)
         return function(*args, **kwargs)
 
     return called

@@ -1,6 +1,6 @@
 """Applies the fixes of one component that this torch needs, in the order of the register.
 
-Calls of the code that a fix puts into torch are counted (:func:`patched`, :func:`reached`). A fix
+Calls of the code that a fix puts into torch are counted (:func:`patched`, :func:`count_call`). A fix
 that its own case never calls has no effect, so tests check the counts.
 """
 
@@ -15,19 +15,19 @@ from typing import Any
 
 import torch
 
-from ..api.counting import calls, counted, reached
+from ..api.counting import calls, count_call, counted
 from .entries import FIXES
 from .register import INDUCTOR, Component, Fix, needed
 
 __all__ = [
     "apply_fixes",
     "calls",
+    "count_call",
     "counted",
     "fix_graph",
     "fix_table",
     "fixes_of",
     "is_applied",
-    "reached",
     "record_of_fixes",
     "without",
 ]

@@ -13,7 +13,7 @@ from torch._inductor.decomposition import select_decomp_table
 from ..api.random_operators import RANDOM
 from ..tracing.aot_autograd import Decompositions
 from ..tracing.eager_kernels import KEPT_WHOLE, kept
-from ..tracing.unread_images import without_images
+from ..tracing.pool_gradients import without_images
 from .rules import adapted
 
 

@@ -21,7 +21,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from aotpack_loader.errors import AotpackError
 
-from ..api.counting import must_be_reached, reached
+from ..api.counting import count_call, require_calls
 from ..api.fake_tensors import fake_mode_of
 from ..api.nodes import without_views
 from ..api.patching import attribute_set, constant
@@ -31,15 +31,15 @@ from ..tracing.eager_kernels import eager_kernels_called
 from .codegen.broadcasts import costly_operands_stored, stored_if_pooled
 from .codegen.early_frees import buffers_freed_early
 from .codegen.events import kernel_events
+from .codegen.fft_gradients import real_gradients_of_spectra
 from .codegen.half_results import rounded, with_numbers
 from .codegen.in_place_sums import added_in_place
 from .codegen.memory_order import memory_freed_early
+from .codegen.negative_indices import as_indexing, refuse_negative_rows
 from .codegen.parallel_loops import loops_worth_their_threads
 from .codegen.residual_sums import stored_if_residual
 from .codegen.rewrites import OPTIONS, rewritten
-from .codegen.rows import as_indexing, refuse_negative_rows
-from .codegen.scatters import plain_additions
-from .codegen.spectra import real_gradients_of_spectra
+from .codegen.scatter_add import plain_additions
 from .layouts import (
     as_in_eager,
     channels_last,
@@ -118,7 +118,7 @@ class GraphToLower:
             by name, but AOTInductor's names look like names of parameters.
         donated: the consumed inputs that the code may overwrite. ``torch.compile`` takes them from
             AOTAutograd's metadata, which AOTInductor does not have.
-        relaid: the inputs whose strides are not those that the graph was traced with.
+        restrided_inputs: the inputs whose strides are not those that the graph was traced with.
     """
 
     module: torch.fx.GraphModule
@@ -129,7 +129,7 @@ class GraphToLower:
     free: Collection[int] = ()
     consumed: Collection[int] = ()
     donated: Collection[int] = ()
-    relaid: Collection[int] = ()
+    restrided_inputs: Collection[int] = ()
 
 
 def lower_with_aoti(graph: GraphToLower, codes: Sequence[Code]) -> list[Library]:
@@ -217,10 +217,10 @@ class Lowering:
             self._stack,
             torch.no_grad(),
             tool_chain(lambda: self.here),
-            must_be_reached("inductor-graph-lowering", "inductor-second-trace", "inductor-tool-chain"),
+            require_calls("inductor-graph-lowering", "inductor-second-trace", "inductor-tool-chain"),
             self._changes(),
             constant("inductor-graph-lowering", compile_fx, "GraphLowering", Watched),
-            without_second_trace(self.graph.relaid, self.rules),
+            without_second_trace(self.graph.restrided_inputs, self.rules),
         ):
             flat, options = compile_fx._aoti_flatten_inputs(module, tuple(self.graph.inputs), options=self._options())
             try:
@@ -353,7 +353,7 @@ class WatchedGraph(GraphLowering):
         return {node for result in self.user_visible_output_strides for node in (result, without_views(result))}
 
     def codegen_with_cpp_wrapper(self) -> Any:
-        reached("inductor-graph-lowering")
+        count_call("inductor-graph-lowering")
         self.lowering.note_layouts(self.graph_outputs)
         if copies_are_made():
             self.lowering.go_on_in_copies({node.name: node for node in self.module.graph.nodes})  # type: ignore[union-attr]

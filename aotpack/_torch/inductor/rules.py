@@ -16,7 +16,7 @@ from torch._decomp.decompositions import pw_cast_for_opmath
 from torch._inductor.decomposition import decompositions
 from torch._prims_common import suggest_memory_format
 
-from ..api import rows
+from ..api import negative_indices
 from ..api.torch_types import HALVES
 from ..tracing import eager_kernels
 
@@ -36,7 +36,7 @@ _PIECES: Final = 8
 
 def adapted(table: Rules) -> Rules:
     """Inductor's rules without those of operators that Inductor must see whole, and with ours."""
-    whole = {*rows.KEPT, *eager_kernels.KEPT_WHOLE, *_SUMS}
+    whole = {*negative_indices.KEPT, *eager_kernels.KEPT_WHOLE, *_SUMS}
     ranges = {each: eager_kernels.called_of_fractions(each, table[each]) for each in eager_kernels.RANGES if each in table}
     norms = {
         operator: _of_constants(rule) for operator, rule in table.items() if getattr(operator, "overloadpacket", None) in _NORMS

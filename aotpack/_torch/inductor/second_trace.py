@@ -21,7 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 from torch.fx.traceback import preserve_node_meta, set_current_meta
 
-from ..api.counting import reached
+from ..api.counting import count_call
 from ..api.fake_tensors import fake_mode_of
 from ..api.graph_modules import lazy_graph_module
 from ..api.patching import Replacing, hooked
@@ -39,17 +39,17 @@ class _Signature(NamedTuple):
     output_tokens: tuple[str, ...] = ()
 
 
-def without_second_trace(relaid: Collection[int], rules: Mapping[Any, Any] = MappingProxyType({})) -> Replacing:
+def without_second_trace(restrided_inputs: Collection[int], rules: Mapping[Any, Any] = MappingProxyType({})) -> Replacing:
     """While AOTInductor compiles, copy graphs that need no trace instead of tracing them.
 
-    ``relaid`` are the inputs whose strides are not those that the graph was traced with. ``rules`` are further decompositions.
+    ``restrided_inputs`` have other strides than the graph was traced with. ``rules`` are further decompositions.
     """
     trace: Callable[..., tuple[GraphModule, Any]] = compile_fx.aot_export_module  # type: ignore[assignment,attr-defined]
 
     def export(module: GraphModule, inputs: Any, *, decompositions: Rules, **options: Any) -> tuple[GraphModule, Any]:
-        reached("inductor-second-trace")
+        count_call("inductor-second-trace")
         decompositions = {**adapted(decompositions), **rules}
-        copy = copied(module, decompositions, relaid) if can_be_copied(module) else None
+        copy = copied(module, decompositions, restrided_inputs) if can_be_copied(module) else None
         if copy is None:
             return trace(module, inputs, decompositions=decompositions, **options)
         return copy, _Signature([node.name for node in copy.graph.find_nodes(op="placeholder")])
@@ -84,15 +84,15 @@ def _is_constant_size(value: Any) -> bool:
     return value is None or (isinstance(value, FakeTensor) and all(type(x) is int for x in (*value.shape, *value.stride())))
 
 
-def copied(module: GraphModule, decompositions: Rules, relaid: Collection[int] = ()) -> GraphModule | None:
+def copied(module: GraphModule, decompositions: Rules, restrided_inputs: Collection[int] = ()) -> GraphModule | None:
     """Return the graph that a trace of ``module`` with ``decompositions`` would give.
 
-    ``module`` is one that :func:`can_be_copied`; ``relaid`` as in :func:`without_second_trace`. None if an operator
+    ``module`` is one that :func:`can_be_copied`; ``restrided_inputs`` as in :func:`without_second_trace`. None if an operator
     decomposes into what cannot be copied.
     """
     copy = _Copy(decompositions)
     for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
-        copy.add_input(f"arg{i}_1", node, relaid=i in relaid)
+        copy.add_input(f"arg{i}_1", node, restrided_inputs=i in restrided_inputs)
     with torch.no_grad(), fake_mode_of(module.graph), preserve_node_meta():
         try:
             for node in module.graph.nodes:
@@ -108,7 +108,7 @@ def copied(module: GraphModule, decompositions: Rules, relaid: Collection[int] =
 class _Copy:
     """A graph in the making, and what stands in it for each node of another graph.
 
-    For an operator with several results that is a list. ``_relaid`` are nodes of this graph whose
+    For an operator with several results that is a list. ``_restrided`` are nodes of this graph whose
     strides differ from those of the nodes they stand for.
     """
 
@@ -116,17 +116,17 @@ class _Copy:
         self.graph = Graph()
         self._decompositions = decompositions
         self._known: dict[Node, Any] = {}
-        self._relaid: set[Node] = set()
+        self._restrided: set[Node] = set()
 
     def of(self, value: Any) -> Any:
         """What stands for an argument of the other graph, or for the nodes in it."""
         return map_aggregate(value, lambda x: self._known[x] if isinstance(x, Node) else x)
 
-    def add_input(self, name: str, node: Node, *, relaid: bool) -> None:
+    def add_input(self, name: str, node: Node, *, restrided_inputs: bool) -> None:
         copy = self._known[node] = self.graph.placeholder(name)
         copy.meta["val"] = node.meta["val"]
-        if relaid:
-            self._relaid.add(copy)
+        if restrided_inputs:
+            self._restrided.add(copy)
 
     def add(self, node: Node) -> None:
         """Add a call, or what it decomposes into."""
@@ -141,13 +141,13 @@ class _Copy:
             self._known[node] = self._decomposed(node, inputs, args, kwargs)
             return
         value = node.meta["val"]
-        if not self._relaid.isdisjoint(inputs):
+        if not self._restrided.isdisjoint(inputs):
             value = operator_(*values[0], **values[1])
         made = self._known[node] = self._call(operator_, args, kwargs, value, {**node.meta, "original_aten": operator_})
         if value is not node.meta["val"]:
             for copy, old in zip(pytree.tree_leaves(made), pytree.tree_leaves(node.meta["val"]), strict=True):
                 if old is not None and copy.meta["val"].stride() != old.stride():
-                    self._relaid.add(copy)
+                    self._restrided.add(copy)
 
     def _part(self, node: Node) -> Any:
         """What stands for one of several results."""
@@ -196,5 +196,5 @@ class _Copy:
                 self._known[part] = self._call(part.target, self.of(part.args), self.of(part.kwargs), part.meta["val"], part.meta)
         result = self.of(traced.graph.output_node().args[0])
         # whether views of it may differ is not known, so what follows is computed again
-        self._relaid.update(x for x in pytree.tree_leaves(result) if isinstance(x, Node))
+        self._restrided.update(x for x in pytree.tree_leaves(result) if isinstance(x, Node))
         return result

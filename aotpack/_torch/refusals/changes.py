@@ -15,7 +15,7 @@ import torch._dynamo
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from ..api.counting import reached
+from ..api.counting import count_call
 from ..api.patching import hooked
 from .size_caches import Kept, kept
 
@@ -48,7 +48,7 @@ def watched_changes() -> Iterator[dict[str, Change]]:
     original = getattr(graph, name)
 
     def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        reached("dynamo-changes")
+        count_call("dynamo-changes")
         found.update((change.name, change) for change in _changes(self))
         return original(self, *args, **kwargs)
 

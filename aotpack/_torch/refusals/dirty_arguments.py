@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.autograd.function import FunctionCtx
 
-from ..api.counting import reached
+from ..api.counting import count_call
 from ..api.patching import hooked
 from .gradient_writes import definition
 
@@ -42,7 +42,7 @@ class DirtyArguments:
         mark = FunctionCtx.mark_dirty
 
         def marked(context: Any, *tensors: torch.Tensor) -> None:
-            reached("aot-dirty-arguments")
+            count_call("aot-dirty-arguments")
             mark(context, *tensors)
             if any(context.needs_input_grad):
                 function: Any = getattr(type(context), "_forward_cls", None)

@@ -18,7 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd.function import BackwardCFunction
 
 from ..api.backward_writers import BackwardWriters
-from ..api.counting import reached
+from ..api.counting import count_call
 from ..api.fake_tensors import overlaps_itself
 from ..api.patching import caller, hooked
 from ..api.tensor_hooks import note_hook
@@ -87,7 +87,7 @@ def refused_gradient_writes() -> Iterator[BackwardWriters]:
         return found
 
     def watched(function: Any, *gradients: Any) -> Any:
-        reached("aot-gradient-writes")
+        count_call("aot-gradient-writes")
         return noted(function._forward_cls, function, gradients, lambda: apply(function, *gradients))
 
     def registered(tensor: Any, hook: Callable[[Any], Any]) -> Any:

@@ -13,7 +13,7 @@ from torch._dynamo import symbolic_convert
 from torch.autograd import function as functions
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..api.counting import reached
+from ..api.counting import count_call
 from ..api.own_gradients import refused_own_gradients
 from ..api.patching import hooked
 
@@ -84,7 +84,7 @@ def _refused_own_backwards() -> Iterator[None]:
 
     def looked_up(kind: type, name: str) -> Any:
         if name == "_backward_cls":
-            reached("aot-lost-gradients")
+            count_call("aot-lost-gradients")
             _refuse_own_backward(kind)
         return look_up(kind, name)
 

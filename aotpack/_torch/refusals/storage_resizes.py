@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..api.counting import reached
+from ..api.counting import count_call
 from ..api.patching import caller, hooked
 
 RESIZES = "resizes the storage of a tensor (untyped_storage().resize_)"
@@ -33,7 +33,7 @@ def no_storage_resizes() -> Iterator[None]:
     original = torch.UntypedStorage.resize_
 
     def resize(storage: torch.UntypedStorage, size: int) -> Any:
-        reached("fake-storage-resizes")
+        count_call("fake-storage-resizes")
         if not str(caller().f_globals.get("__name__")).startswith(_MAKES_FAKES):
             raise StorageResizeError(RESIZES)
         return original(storage, size)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.autograd.function import FunctionCtx
 
-from ..api.counting import reached
+from ..api.counting import count_call
 from ..api.patching import hooked
 from .gradient_writes import definition
 
@@ -46,7 +46,7 @@ class UndefinedGradients:
         ask = FunctionCtx.set_materialize_grads
 
         def asked(context: Any, value: bool) -> None:
-            reached("aot-undefined-gradients")
+            count_call("aot-undefined-gradients")
             ask(context, value)
             if not value:
                 self._asking.append(context)

@@ -30,7 +30,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from ..api.backward_writers import Writer
-from ..api.counting import must_be_reached, reached
+from ..api.counting import count_call, require_calls
 from ..api.fake_tensors import fake_mode_of
 from ..api.graph_modules import lazy_graph_modules
 from ..api.node_lines import name_backward, recorded_lines
@@ -172,7 +172,7 @@ def _export_joint(
         OverlapMutationMode(),
         refused_gradient_writes() as writers,
         dirty.watched(),
-        must_be_reached("aot-export"),
+        require_calls("aot-export"),
         lazy_graph_modules(),
         copies,
     ):
@@ -227,7 +227,7 @@ def _observed_results(observe: ObserveResults, inside: Callable[[], contextlib.A
     flattened: Callable[..., Any] = aot_autograd.create_tree_flattened_fn  # type: ignore[attr-defined]
 
     def observed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        reached("aot-export")
+        count_call("aot-export")
         examples = torch.utils._pytree.tree_leaves(args)
 
         def traced_model(*a: Any, **k: Any) -> list[Any]:

@@ -28,7 +28,7 @@ from torch.utils._sympy.functions import FloorDiv
 from ..api.dispatch_rules import rule_of, ruled, unruled
 from ..api.patching import with_items
 from ..api.torch_types import HALVES
-from .unread_images import POOLS, call_without_image, memory_as
+from .pool_gradients import POOLS, call_without_image, memory_as
 
 _aten = torch.ops.aten
 _VIEWS: Final = (_aten.permute.default, _aten.reshape.default, _aten.squeeze.dim, _aten.unsqueeze.default, _aten.view.default)
@@ -243,7 +243,7 @@ def _next_numbers() -> Callable[..., Any]:
 def _maxima_backward() -> Callable[..., Any]:
     """The gradient of ``max_pool2d``, whose kernel takes the layout of the image and copies what has another.
 
-    The image is not there (:mod:`.unread_images`). So the layout is that of the indices.
+    The image is not there (:mod:`.pool_gradients`). So the layout is that of the indices.
     """
     operator = _aten.max_pool2d_with_indices_backward.default
     call: Callable[..., Any] = lowering.fallback_handler(operator, add_to_fallback_set=False)

@@ -15,7 +15,7 @@ from torch._higher_order_ops.utils import get_dummy_aot_autograd_config
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..api.graph_modules import lazy_graph_modules
-from ..api.rows import recompute_rows
+from ..api.negative_indices import recompute_rows
 from ..fixes.applying import apply_fixes, fix_graph
 from .aot_autograd import Joint
 from .memory_budget import within_budget

@@ -75,7 +75,7 @@ def convert_graph(item: GraphToCompile, layouts: Layouts, own: Collection[int]) 
     donatable = set() if item.method is None or not item.saved else donations.private(item.method) & set(own)
     consumed = [i for i, index in given.items() if index in item.saved]
     donated = [i for i in consumed if given[i] in donatable]
-    relaid = [i for i, index in given.items() if layouts.get(index)]
+    restrided_inputs = [i for i, index in given.items() if layouts.get(index)]
     events = hashlib.sha256(json.dumps([item.key, *origins_in(item.module.graph)]).encode()).hexdigest()
     fingerprint = json.dumps([item.sizes, item.training, item.runs, free, consumed, donated, sorted(layouts.items()), events])
     to_lower = GraphToLower(
@@ -87,7 +87,7 @@ def convert_graph(item: GraphToCompile, layouts: Layouts, own: Collection[int]) 
         free=free,
         consumed=consumed,
         donated=donated,
-        relaid=relaid,
+        restrided_inputs=restrided_inputs,
     )
     return ConvertedGraph(to_lower, inputs, positions, numbers, [*donated, *written], fingerprint)
 

@@ -92,7 +92,7 @@ def split(module: GraphModule) -> Parts | None:
     the same order.
     """
     shared = _shared(module)
-    return _Split(without_calls(module, shared)).parts() if shared else None
+    return _GraphSplitter(without_calls(module, shared)).parts() if shared else None
 
 
 def without_calls(module: GraphModule, kept: Collection[str] = ()) -> GraphModule:
@@ -203,7 +203,7 @@ def _bytes(node: Node) -> int:
     return value.numel() * value.itemsize
 
 
-class _Split:
+class _GraphSplitter:
     """A graph cut before and after each call."""
 
     def __init__(self, whole: GraphModule) -> None:

@@ -25,7 +25,7 @@ from ..._torch.fixes import applying
 from ..._torch.inductor import lowering
 from ..._torch.inductor.decompositions import inductor_decompositions
 from ..._torch.inductor.layouts import OutputLayout, has_convolutions, likely_layouts
-from ..._torch.inductor.toolchain import commands, products
+from ..._torch.inductor.toolchain import commands, matmul_backend
 from ..._torch.tracing import aot_autograd
 from ...graph import source_line
 from ...writer.bundle import BlobStore, TargetEntry
@@ -78,7 +78,7 @@ class CpuTarget(NativeTarget):
 
     def tune(self) -> str:
         """Measure which library multiplies matrices, for the code that is compiled next; returns what was chosen."""
-        self.products = products.products_by_onednn()
+        self.products = matmul_backend.products_by_onednn()
         return self._tuned["products"]
 
     @staticmethod

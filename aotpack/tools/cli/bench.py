@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from .console import json_option, print_json, size_text, stderr, stdout, time_text, trust_option, write_page
+from .console import device_option, json_option, print_json, size_text, stderr, stdout, time_text, trust_option, write_page
 from .importing import import_modules, import_option
 from .paths import BundlePath
 
@@ -29,6 +29,7 @@ COMPARED = "warm torch.compile"
 @click.option(
     "--html", "page", metavar="OUT.HTML", type=click.Path(dir_okay=False, path_type=Path), help="Write plots as a page."
 )
+@device_option
 @import_option
 @trust_option
 @json_option
@@ -40,6 +41,7 @@ def command(
     iterations: int,
     threads: int,
     page: Path | None,
+    device: str | None,
     modules: tuple[str, ...],
     trust: str | tuple[str, ...] | None,
     as_json: bool,
@@ -55,6 +57,7 @@ def command(
         figures = measure(
             bundle,
             model=model,
+            device=device,
             trust=trust,
             modules=modules,
             subclasses=import_modules(modules),

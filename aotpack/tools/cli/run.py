@@ -107,9 +107,9 @@ def _run(
         model = aotpack.load(path, backend=backend, device=device, trust=trust, check=check, subclasses=subclasses)
     load = time.perf_counter() - start
 
-    from aotpack_loader.replay import device_of
+    from aotpack_loader.replay import device_of, moved
 
-    from ..measure.steps import call_as_built, inputs_of, method_of_steps, moved
+    from ..measure.steps import call_as_built, inputs_of, method_of_steps
 
     info = model.aotpack
     method = method_of_steps(info.program, function)

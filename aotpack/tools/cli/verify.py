@@ -12,7 +12,7 @@ from rich.table import Table
 
 from aotpack_loader.errors import AotpackError, BundleNotFoundError, SubclassError, TargetError, TrustError
 
-from .console import json_option, plain, print_json, stdout, trust_option
+from .console import device_option, json_option, plain, print_json, stdout, trust_option
 from .importing import import_modules, import_option
 from .paths import BundlePath
 
@@ -42,6 +42,7 @@ class Asked:
     policy: Path | None
     source: str
     keyless: Keyless | None
+    device: str | None
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Keyless:
     metavar="NAME",
     help="The reference or path that policies match. Default: the path of BUNDLE.",
 )
+@device_option
 @import_option
 @trust_option
 @json_option
@@ -102,6 +104,7 @@ def command(
     offline: bool,
     policy: Path | None,
     source: str | None,
+    device: str | None,
     modules: tuple[str, ...],
     trust: str | tuple[str, ...] | None,
     as_json: bool,
@@ -117,7 +120,7 @@ def command(
     if bool(identity) != bool(issuer):
         raise click.UsageError("--identity and --issuer go together.", ctx)
     keyless = Keyless(identity, issuer, trusted_root, offline) if identity and issuer else None
-    checks = list(_checks(bundle, Asked(trust, modules, keys, detached, policy, _source(source), keyless)))
+    checks = list(_checks(bundle, Asked(trust, modules, keys, detached, policy, _source(source), keyless, device)))
     failed = any(check.status == "failed" for check in checks)
     if as_json:
         print_json({"bundle": str(bundle), "ok": not failed, "checks": [asdict(check) for check in checks]})
@@ -239,7 +242,14 @@ def _self_test(path: Path, digest: str, target: str, asked: Asked, subclasses: S
     name = f"self-test {target}"
     try:
         report = run_self_test(
-            path, target, asked.trust, subclasses=subclasses, policy=asked.policy, source=asked.source, digest=digest
+            path,
+            target,
+            asked.trust,
+            subclasses=subclasses,
+            policy=asked.policy,
+            source=asked.source,
+            digest=digest,
+            device=asked.device,
         )
     except SubclassError as error:
         return Check(name, "skipped", f"{error} On the command line: --import MODULE, which has them.")

@@ -73,6 +73,7 @@ def measure(
     bundle: Path,
     *,
     model: str | None = None,
+    device: str | None = None,
     trust: str | Collection[str] | None = None,
     modules: Sequence[str] = (),
     subclasses: Sequence[type[Tensor]] = (),
@@ -88,6 +89,7 @@ def measure(
         bundle: the bundle's path.
         model: the model's source, ``model.py[:factory]``. It adds eager and ``torch.compile``,
             once with an empty cache and then with a warm one.
+        device: the device of torch that all contenders use. None: the CPU.
         trust: whether the bundle is trusted, as :func:`aotpack.load` takes it.
         modules: the modules that every process imports before its clock starts. They register
             operators that the bundle requires.
@@ -106,9 +108,10 @@ def measure(
     """
     with tempfile.TemporaryDirectory(prefix="aotpack-bench-") as folder:
         inputs = Path(folder) / "inputs.pt"
-        targets, autocast = _prepare(bundle, model, inputs, seed, subclasses)
+        targets, autocast = _prepare(bundle, model, inputs, seed, subclasses, device)
         words = ["--inputs", inputs, "--iterations", iterations, "--threads", threads, "--json"]
         words += ["--autocast", autocast] if autocast else []
+        words += ["--device", device] if device else []
         words += [word for module in modules for word in ("--import", module)]
         pins = [word for digest in _digests(trust) for word in ("--trust", digest)]
         found: dict[str, list[_Run]] = {}
@@ -130,7 +133,7 @@ def measure(
 
 
 def _prepare(
-    path: Path, model: str | None, inputs: Path, seed: int, subclasses: Sequence[type[Tensor]]
+    path: Path, model: str | None, inputs: Path, seed: int, subclasses: Sequence[type[Tensor]], device: str | None
 ) -> tuple[list[str], str | None]:
     """Write the inputs of all contenders.
 
@@ -139,11 +142,11 @@ def _prepare(
     import torch
 
     from aotpack_loader.archive.bundle import Bundle
-    from aotpack_loader.devices.backends import unfit
+    from aotpack_loader.devices.select import unfit_for
     from aotpack_loader.selftest import random_inputs, recorded_inputs
 
     with Bundle.open(path) as bundle:
-        reasons = {name: unfit(m.target, bundle.program, m.platform) for name, m in bundle.manifests.items()}
+        reasons = {name: unfit_for(bundle, target, device) for name, target in bundle.targets.items()}
         method = bundle.program.methods.get("train")
         if method is None:
             raise AotpackError("This bundle has no train method, so there is no step to measure.")

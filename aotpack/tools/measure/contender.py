@@ -59,6 +59,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--infer", action="store_true", help="a forward in eval mode without gradients")
     what.add_argument("--optimizer", action="store_true", help="a step of AdamW, too; of --kind eager, compile or bundle")
+    parser.add_argument("--device", default="cpu", help="where the model and its inputs are")
     parser.add_argument("--autocast", help="call the model under autocast to this element type")
     parser.add_argument("--spawned", type=float, help="time.perf_counter() of who started this process, when it did")
     parser.add_argument("--json", action="store_true")
@@ -120,11 +121,11 @@ def make(options: argparse.Namespace, subclasses: Sequence[type] = ()) -> Any:
 
         imported.append(time.perf_counter())
         trust = "all" if options.trust == ["all"] else options.trust
-        model = load(options.bundle, backend=options.backend, trust=trust, subclasses=subclasses)
+        model = load(options.bundle, device=options.device, backend=options.backend, trust=trust, subclasses=subclasses)
     elif options.kind in ("export", "aoti"):
         return _packaged(options)
     else:
-        model = user_model(options.model)
+        model = user_model(options.model).to(options.device)
     if options.infer:
         model.eval()
     if options.kind == "aot_compile":
@@ -199,10 +200,18 @@ def main() -> None:
     subclasses = user_classes(options.modules)
     with torch.serialization.safe_globals(subclasses):
         args, kwargs = torch.load(options.inputs, weights_only=True)
+    device_type = torch.device(options.device).type
+    if device_type != "cpu":
+        from torch.utils._pytree import tree_map_only
+
+        def moved(tensor: Any) -> Any:
+            return tensor.detach().to(options.device).requires_grad_(tensor.requires_grad)
+
+        args, kwargs = tree_map_only(torch.Tensor, moved, (args, kwargs))
     before = set(sys.modules)
     gradients = torch.no_grad if options.infer else nullcontext
     dtype = getattr(torch, options.autocast) if options.autocast else None
-    autocast = functools.partial(torch.autocast, "cpu", dtype=dtype) if dtype else nullcontext
+    autocast = functools.partial(torch.autocast, device_type, dtype=dtype) if dtype else nullcontext
 
     def step() -> Any:
         with gradients(), autocast():
@@ -211,6 +220,8 @@ def main() -> None:
             loss.backward()
         if options.optimizer:
             update()
+        if device_type != "cpu":
+            torch.accelerator.synchronize()  # the device works on after a call returns
         return loss
 
     begin, begin_cpu = time.perf_counter(), time.process_time()

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AotpackError
@@ -37,13 +36,6 @@ def inputs_of(path: Path, method: str, seed: int, subclasses: Sequence[type] = (
     if recorded is not None:
         return StepInputs(*recorded, "recorded")
     return StepInputs(*random_inputs(program, program.methods[method], seed, subclasses), f"random, seed {seed}")
-
-
-def moved(values: Any, device: torch.device) -> Any:
-    """Arguments on a device. Only tensors change."""
-    if device.type == "cpu":
-        return values
-    return tree_map_only(Tensor, lambda x: x.detach().to(device).requires_grad_(x.requires_grad), values)
 
 
 def method_of_steps(program: schema.Program, function: str) -> str:

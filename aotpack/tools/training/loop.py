@@ -17,9 +17,9 @@ from aotpack_loader.checkpoints.folder import DOCUMENT
 from aotpack_loader.errors import AotpackError, Problem
 from aotpack_loader.module.program import LoadedProgram
 from aotpack_loader.optimizer.loss import loss_of
-from aotpack_loader.replay import device_of
+from aotpack_loader.replay import device_of, moved
 
-from ..measure.steps import call_as_built, moved
+from ..measure.steps import call_as_built
 from .data import Data, opened
 from .events import METRICS, Metrics
 

@@ -13,7 +13,7 @@ Tensor Tangent::operator()(Tensor&& gradient) const {
   if (gradient.defined() && gradient.strides() == stride) {
     return std::move(gradient);
   }
-  Tensor fresh = at::empty_strided(shape, stride, at::TensorOptions(dtype));
+  Tensor fresh = at::empty_strided(shape, stride, at::TensorOptions(kDevice).dtype(dtype));
   return gradient.defined() ? fresh.copy_(gradient) : fresh.zero_();
 }
 
@@ -43,7 +43,7 @@ Tensor readable(Tensor&& gradient, const Host& host) {
   if (gradient.is_conj() || gradient.is_neg()) {
     gradient = gradient.resolve_conj().resolve_neg();
   }
-  const bool is_plain = gradient.is_cpu() && gradient.layout() == at::kStrided &&
+  const bool is_plain = gradient.device().type() == kDevice && gradient.layout() == at::kStrided &&
       !gradient.key_set().has(c10::DispatchKey::Python) && gradient.has_storage();
   if (!is_plain) {
     host.refuse(Refusal::unreadable_gradient, {}, gradient);

@@ -18,6 +18,10 @@ using at::Tensor;
 using torch::autograd::variable_list;
 using Positions = std::vector<size_t>;
 
+// The device of native code. A library for another device is compiled with its runner, this constant and its keys.
+constexpr at::DeviceType kDevice = at::kCPU;
+constexpr c10::DispatchKey kDeviceKey = c10::DispatchKey::CPU;
+
 class Graph {
  public:
   virtual ~Graph() = default;

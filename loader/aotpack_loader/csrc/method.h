@@ -55,11 +55,11 @@ struct Method {
   std::vector<Result> results;
 };
 
-// The dispatch keys of an ordinary tensor: on the CPU, dense, no subclass, not lazy, not made in inference mode.
+// The dispatch keys of an ordinary tensor: on the device of native code, dense, no subclass, not lazy, not made in inference mode.
 inline c10::DispatchKeySet ordinary_keys() {
-  constexpr auto cpu = c10::BackendComponent::CPUBit;
-  return c10::DispatchKeySet(c10::DispatchKey::CPU) | c10::getAutogradRelatedKeySetFromBackend(cpu) |
-      c10::getAutocastRelatedKeySetFromBackend(cpu);
+  constexpr auto backend = c10::toBackendComponent(kDeviceKey);
+  return c10::DispatchKeySet(kDeviceKey) | c10::getAutogradRelatedKeySetFromBackend(backend) |
+      c10::getAutocastRelatedKeySetFromBackend(backend);
 }
 
 // A4, A20. Twin: runtime/inputs.py, TensorCheck; runtime/state.py, Expected.

@@ -106,6 +106,15 @@ def wanted(bundle: Bundle, options: LoadOptions) -> list[str]:
     return [target.name for target in candidates[:1]]  # select() says why it does not run
 
 
+def unfit_for(bundle: Bundle, target: schema.Target, device: str | None) -> str:
+    """Why a target that is named runs neither on ``device`` nor on this machine, or an empty string.
+
+    Raises:
+        TargetError: this torch does not have the device here.
+    """
+    return _mismatch(bundle, target, _parse_device(device), LoadOptions(device, target.name))
+
+
 def _untrusted(bundle: Bundle, options: LoadOptions) -> str:
     """Why the bundle is not trusted; empty: it is."""
     return why_untrusted(bundle.digest, options.trust, bundle, options.vouched)

@@ -87,7 +87,7 @@ class Differentiable:
             primal.detach() if detached and primal.requires_grad else primal
             for primal, detached in zip(primals, self.detached, strict=True)
         ]
-        call = _Call(self, environment)
+        call = _DifferentiableCall(self, environment)
         if self.second is not None:
             call.primals, call.before = arguments, self.second.before(arguments)
         call.anchors = [_Anchor.apply(primal) for primal in arguments if primal.grad_fn is not None]  # type: ignore[no-untyped-call]
@@ -99,7 +99,7 @@ class Differentiable:
             raise RecomputationStopped(self._outputs(call, call.returned)) from error
         return self._outputs(call, attached)
 
-    def _outputs(self, call: _Call, attached: Sequence[Any]) -> list[Any]:
+    def _outputs(self, call: _DifferentiableCall, attached: Sequence[Any]) -> list[Any]:
         """The outputs of a call, with those that autograd or the caller sees as ``attached``."""
         outputs, call.outputs, call.returned = call.outputs, [], ()
         for position, value in zip(self.visible, attached, strict=True):
@@ -140,7 +140,7 @@ def _visible_outputs(method: schema.Method) -> list[int]:
     return sorted(seen)
 
 
-class _Call:
+class _DifferentiableCall:
     """One call in progress.
 
     ``autograd.Function`` takes tensors only as arguments and results; this carries the rest.
@@ -182,7 +182,7 @@ class _Step(torch.autograd.Function):
     """The one autograd node of a call. It returns the gradients of the primals, in order."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *primals: torch.Tensor) -> tuple[Any, ...]:
+    def forward(ctx: Any, call: _DifferentiableCall, *primals: torch.Tensor) -> tuple[Any, ...]:
         method = call.method
         if method.checks is None:
             outputs = method.forward(list(primals))
@@ -208,11 +208,11 @@ class _Step(torch.autograd.Function):
     @staticmethod
     @opaque
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        call: _Call = ctx.call
+        call: _DifferentiableCall = ctx.call
         return _gradients(ctx, call, gradients)
 
 
-def _gradients(ctx: Any, call: _Call, gradients: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+def _gradients(ctx: Any, call: _DifferentiableCall, gradients: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
     """The gradients of the primals, in order, after a None for the call itself."""
     method = call.method
     received = {i for i, tangent in enumerate(method.tangents) if gradients[tangent.position] is not None}
@@ -234,7 +234,7 @@ def _gradients(ctx: Any, call: _Call, gradients: Sequence[torch.Tensor | None]) 
 
 
 def _computed_gradients(
-    ctx: Any, call: _Call, gradients: Sequence[torch.Tensor | None], arguments: list[Any], received: set[int]
+    ctx: Any, call: _DifferentiableCall, gradients: Sequence[torch.Tensor | None], arguments: list[Any], received: set[int]
 ) -> tuple[Any, ...]:
     """Run the backward graph on the unpacked saved values; ``received``: the tangents that are there."""
     method = call.method
@@ -270,14 +270,14 @@ def _computed_gradients(
     return (None, *[None if position is None else results[position] for position in method.gradients])
 
 
-def _check_gradients(call: _Call, results: Sequence[Any], positions: Sequence[int | None]) -> None:
+def _check_gradients(call: _DifferentiableCall, results: Sequence[Any], positions: Sequence[int | None]) -> None:
     if call.method.untrusted:
         from ..devices.sandbox.untrusted_calls import require_gradients  # not imported for trusted bundles
 
         require_gradients(results, positions, call.sizes)
 
 
-def _make_sparse(results: list[Any], call: _Call) -> None:
+def _make_sparse(results: list[Any], call: _DifferentiableCall) -> None:
     """Replace the values of sparse gradients in ``results`` by sparse tensors with the sizes of their primals."""
     checked = call.method.untrusted or call.method.checks is not None
     made = {
@@ -288,7 +288,9 @@ def _make_sparse(results: list[Any], call: _Call) -> None:
         results[position] = gradient
 
 
-def _differentiated_again(call: _Call, second: SecondDerivative, tangents: list[torch.Tensor], received: set[int]) -> list[Any]:
+def _differentiated_again(
+    call: _DifferentiableCall, second: SecondDerivative, tangents: list[torch.Tensor], received: set[int]
+) -> list[Any]:
     """The gradients, themselves differentiable (``create_graph=True``)."""
     method = call.method
     found = iter(second(call.primals, tangents, received, call.before))
@@ -300,7 +302,7 @@ def _differentiated_again(call: _Call, second: SecondDerivative, tangents: list[
     return values
 
 
-def _backward_of(call: _Call) -> Executable:
+def _backward_of(call: _DifferentiableCall) -> Executable:
     """The backward executable. With checks on, the checks of this call run around it."""
     method, checks = call.method, call.method.checks
     retained = call.hooked or keeps_graph()
@@ -334,7 +336,7 @@ def _run(backward: Executable, arguments: list[Any], device: torch.device) -> li
     return backward(arguments)
 
 
-def _save(ctx: Any, call: _Call, primals: tuple[torch.Tensor, ...], outputs: list[Any]) -> None:
+def _save(ctx: Any, call: _DifferentiableCall, primals: tuple[torch.Tensor, ...], outputs: list[Any]) -> None:
     saved = call.method.saved
     call.hooked = saved_tensors_are_hooked()
     ctx.save_for_backward(*[primals[i] for i in saved.primals], *[_unaliased(outputs[i]) for i in saved.checked])
@@ -347,7 +349,7 @@ def _unaliased(value: torch.Tensor) -> torch.Tensor:
     return value.detach() if value._is_view() else value
 
 
-def _unpack(ctx: Any, call: _Call) -> list[Any]:
+def _unpack(ctx: Any, call: _DifferentiableCall) -> list[Any]:
     """The saved inputs of the backward, in order.
 
     Unless the graph is kept, the returned list then holds the only references to them.

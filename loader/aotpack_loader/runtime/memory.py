@@ -12,7 +12,7 @@ import torch
 
 from .._torch_compat import is_one_storage
 
-_PATIENCE = 4096
+_MAX_EXAMINED = 4096
 """Steps of a search after which two tensors count as overlapping: only strides that no view operation makes take more."""
 
 
@@ -110,11 +110,11 @@ def _reaches(steps: list[tuple[int, int, int]], low: int, high: int) -> bool:
     """Whether some sum of multiples of the steps, each within its bounds, is in ``low..high``; steps descend."""
     tails = [steps[i:] for i in range(len(steps) + 1)]
     rest = [(sum(s * first for s, first, _ in tail), sum(s * last for s, _, last in tail)) for tail in tails]
-    pending, looked = [(0, low, high)], 0
+    pending, examined = [(0, low, high)], 0
     while pending:
         i, low, high = pending.pop()
-        looked += 1
-        if looked > _PATIENCE:
+        examined += 1
+        if examined > _MAX_EXAMINED:
             return True
         if i == len(steps):
             return True  # only partial sums that can still reach the range are followed

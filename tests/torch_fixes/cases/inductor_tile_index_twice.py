@@ -4,7 +4,7 @@
 # crashes: memory beyond a tensor is written
 import torch
 
-# More than four threads: fewer add plainly (``aotpack/_torch/inductor/codegen/scatters.py``), which has no second index.
+# More than four threads: fewer add plainly (``aotpack/_torch/inductor/codegen/scatter_add.py``), which has no second index.
 
 
 def f(x, w, v):

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from aotpack_loader.runtime.memory import extent
 
-from ...api.counting import reached
+from ...api.counting import count_call
 from ...api.fake_tensors import hint_of
 from .overlaps import is_plain
 
@@ -55,7 +55,7 @@ class KernelArgumentsMode(TorchFunctionMode):
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         name = getattr(function, "__name__", "").partition(".")[0].strip("_")
         if _is_unusual(name, tensors) and _computes(function) and all(map(_can_be_made, values)):
-            reached("aot-arguments-of-kernels")
+            count_call("aot-arguments-of-kernels")
             _call_on_others(function, args, kwargs)
         return function(*args, **kwargs)
 

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ...api.writes import written
-from ..applying import reached
+from ..applying import count_call
 
 _RESHAPING = frozenset(("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_"))
 
@@ -40,7 +40,7 @@ class OldViewMutationMode(TorchFunctionMode):
         if self._changed and torch.is_grad_enabled():
             for tensor in written(function, args, kwargs):
                 if tensor._base is not None and id(tensor._base) in self._changed and id(tensor) not in self._later:
-                    reached("aot-views-of-before")
+                    count_call("aot-views-of-before")
                     raise OldViewError("writes through a view that was created before the sizes of its base changed in place")
         result = function(*args, **kwargs)
         name = getattr(function, "__name__", "").partition(".")[0]

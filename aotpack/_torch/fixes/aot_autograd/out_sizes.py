@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ...api.counting import reached
+from ...api.counting import count_call
 from ...api.writes import operator_of
 
 
@@ -158,7 +158,7 @@ def _in_type_of(
     x = args[0] if args else next((kwargs[key] for key in ("input", "self") if key in kwargs), None)
     if name not in _TYPED.keys() | _CAST or not isinstance(x, torch.Tensor) or x.dtype == out.dtype:
         return function, args, kwargs
-    reached("aot-sizes-of-out")
+    count_call("aot-sizes-of-out")
     if name in _TYPED:
         return _TYPED[name] or function, args, {**kwargs, "dtype": kwargs.get("dtype") or out.dtype}
     cast = x.to(out.dtype)
@@ -171,7 +171,7 @@ def _in_type_of(
 
 def _set(tensor: torch.Tensor, value: torch.Tensor) -> None:
     if not _equal(tensor.shape, value.shape):
-        reached("aot-sizes-of-out")
+        count_call("aot-sizes-of-out")
         if tensor._is_view():
             raise OutSizeError("resizes a view passed as out=; pass a tensor of the result's sizes")
         if not statically_known_true(value.numel() <= tensor.numel()):

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from aotpack_loader.runtime.memory import ByteRange
 
-from ...api.counting import reached
+from ...api.counting import count_call
 from ...api.fake_tensors import hint_of, is_fixed, is_wrapper_subclass, overlaps_itself
 from ...api.writes import written
 
@@ -49,7 +49,7 @@ class SymbolicOverlapMode(TorchFunctionMode):
             arguments = strided_arguments(args, kwargs)
             view = in_windows(*arguments) if _would_fix(*arguments) else None
             if view is not None:
-                reached("aot-sizes-of-overlapping-strides")
+                count_call("aot-sizes-of-overlapping-strides")
                 return view
         return function(*args, **kwargs)
 
@@ -119,13 +119,13 @@ class StridedSliceMode(TorchFunctionMode):
             tensor = args[0] if args else kwargs.get("input", kwargs.get("self"))
             if isinstance(tensor, FunctionalTensor):
                 if not has_strides(tensor, torch._from_functional_tensor(tensor.elem).stride()):
-                    reached("aot-strided-after-a-write")
+                    count_call("aot-strided-after-a-write")
                     raise StridedSliceError(function.__name__)
                 if function in AS_STRIDED and not is_dense(tensor):
                     self.counted[memory_of(tensor)] = function.__name__
         for tensor in written(function, args, kwargs) if self.counted else ():
             if isinstance(tensor, FunctionalTensor) and memory_of(tensor) in self.counted:
-                reached("aot-strided-after-a-write")
+                count_call("aot-strided-after-a-write")
                 raise StridedSliceError(self.counted[memory_of(tensor)])
         return function(*args, **kwargs)
 

@@ -18,7 +18,7 @@ from torch._prims_common import suggest_memory_format
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from ...api.counting import reached
+from ...api.counting import count_call
 from .overlaps import is_plain, memory_of
 
 
@@ -66,7 +66,7 @@ class ResizeMode(TorchFunctionMode):
             x, sizes = args[0], torch.Size(tree_leaves(args[1:]))
         else:
             return function(*args, **kwargs)
-        reached("aot-resize-as")
+        count_call("aot-resize-as")
         x.resize_(sizes)
         if format in (None, torch.contiguous_format):
             return x

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from aotpack_loader.runtime.memory import extent
 
-from ...api.counting import reached
+from ...api.counting import count_call
 from ...api.fake_tensors import is_fixed
 from .overlaps import AS_STRIDED, has_strides, is_dense, strided_arguments
 
@@ -40,7 +40,7 @@ class StridedViewMode(TorchFunctionMode):
             owner = _owner(tensor)
             start = tensor.storage_offset() if offset is None else offset
             if owner is not None and (not tensor.requires_grad or _is_within(tensor, size, stride, start)):
-                reached("aot-strided-views-of-views")
+                count_call("aot-strided-views-of-views")
                 return owner.as_strided(size, stride, start)
         return function(*args, **kwargs or {})
 

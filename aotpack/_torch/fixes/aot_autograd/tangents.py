@@ -12,7 +12,7 @@ from torch._functorch._aot_autograd.schemas import MemoryFormatMeta
 from torch._prims_common import suggest_memory_format
 
 from ...api.patching import patched, replaced
-from ..applying import reached
+from ..applying import count_call
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def copy_overlapping_gradients() -> Iterator[None]:
         found = described(tensor, *args, **kwargs)
         if found is None or found.stride is None or _is_nested(found.size or (), found.stride):
             return found
-        reached("aot-gradients-of-overlapping-results")
+        count_call("aot-gradients-of-overlapping-results")
         return MemoryFormatMeta(memory_format=suggest_memory_format(tensor))
 
     with replaced("aot-gradients-of-overlapping-results", MemoryFormatMeta, "from_tensor", contiguous_if_overlapping):

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from ...api.writes import written
-from ..applying import reached
+from ..applying import count_call
 from .overlaps import memory_of
 
 _UNFOLD = (torch.Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default)
@@ -48,7 +48,7 @@ class UnfoldMutationMode(TorchFunctionMode):
             arguments = dict(zip(("tensor", "dim", "size", "step"), args, strict=False))
             arguments |= {_NAMES.get(name, name): value for name, value in kwargs.items()}
             if isinstance(arguments["tensor"], FunctionalTensor) and _skips_elements(**arguments):
-                reached("aot-windows-with-gaps")
+                count_call("aot-windows-with-gaps")
                 view = _unfold_by_slices(**arguments)
                 if view is not None:
                     return view

@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from ...api.fake_tensors import is_wrapper_subclass
 from ...api.patching import hooked, patched
-from ..applying import reached
+from ..applying import count_call
 
 _BEFORE_STORAGE_SIZE = 13
 """Number of positional arguments of ``_make_wrapper_subclass`` between the class and the size of
@@ -40,7 +40,7 @@ def enlarge_wrapper_storages(inputs: Any) -> Iterator[None]:
             return make(cls, *described, **named)
         # Each wrapper gets the sum of all sizes: with dynamic shapes it may not be known which of
         # two sizes is larger.
-        reached("aot-wrappers-with-room")
+        count_call("aot-wrappers-with-room")
         # From torch 2.15 on, one more positional argument describes the size of the storage. It is
         # the last one.
         return make(cls, *described[:_BEFORE_STORAGE_SIZE], sum(sizes_within), **named)

@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
-from ...api.counting import reached
+from ...api.counting import count_call
 from ...api.patching import Replacing, constant, replaced
 
 _FIX = "dynamo-tensors-changed-in-place"
@@ -27,7 +27,7 @@ class _OfFakeTensor:
         fake = variable.proxy.node.meta.get("example_value")
         if not isinstance(fake, torch.Tensor):
             return vars(variable)[self._name]
-        reached(_FIX)
+        count_call(_FIX)
         return variable.specialize(fake).get(self._name)
 
     def __set__(self, variable: Any, value: Any) -> None:
@@ -58,7 +58,7 @@ def keep_divided_products() -> Replacing:
         value = kwargs.get("value")
         if value is None or not value.is_python_constant():
             return decomposed(self, tx, *args, **kwargs)
-        reached("dynamo-divided-products")
+        count_call("dynamo-divided-products")
         return None
 
     with_ours: dict[Any, Any] = {**handlers(), torch.addcdiv: traced}

@@ -51,7 +51,7 @@ HOOKS = (
         id="partitioner-rows",
         component="partitioner",
         summary="Computes `index_select` again in a backward, as torch does with its decomposition.",
-        module="api.rows",
+        module="api.negative_indices",
         patches=("torch._functorch.partitioners.get_default_op_list",),
     ),
     Hook(

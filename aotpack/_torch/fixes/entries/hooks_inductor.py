@@ -44,7 +44,7 @@ HOOKS = (
         id="inductor-rows",
         component="inductor",
         summary="Refuses negative indices of `index_select`, `index_add` and `index_copy`, which eager refuses, too.",
-        module="inductor.codegen.rows",
+        module="inductor.codegen.negative_indices",
         patches=("torch._inductor.lowering.index_output_size_and_inner_fn",),
     ),
     Hook(
@@ -58,7 +58,7 @@ HOOKS = (
         id="inductor-plain-additions",
         component="inductor",
         summary="Generates additions by index without atomic instructions, for up to four threads.",
-        module="inductor.codegen.scatters",
+        module="inductor.codegen.scatter_add",
         patches=(
             f"{_CPP}.CppKernel.store",
             f"{_CPP}.CppVecKernel.store",

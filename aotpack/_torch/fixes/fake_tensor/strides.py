@@ -28,7 +28,7 @@ from ...api.fake_tensors import hint_of
 from ...api.patching import patched, replaced
 from ...api.writes import written
 from ..aot_autograd.overlaps import has_strides, is_dense
-from ..applying import is_applied, reached
+from ..applying import count_call, is_applied
 from .kernel_strides import DECOMPOSED, KERNELS
 
 
@@ -43,7 +43,7 @@ def fix_fake_strides() -> Iterator[None]:
         first = _first(found) if strides else None
         if strides is None or first is None:
             return found
-        reached("fake-strides-of-kernels")
+        count_call("fake-strides-of-kernels")
         with mode:
             return _with_strides(found, strides(in_order(func, args, kwargs or {}), first), _blank)
 
@@ -146,7 +146,7 @@ def _keep(tensor: FunctionalTensor) -> None:
         return
     strides = tensor.stride() if is_dense(tensor) else _without_gaps(tensor)
     if strides is not None and not _alike(value, strides):
-        reached("aot-strides-of-what-is-written")
+        count_call("aot-strides-of-what-is-written")
         tensor.replace_(_copy(value, strides))
         tensor.commit_update()
         tensor.sync()

@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...api.patching import replaced
-from ..applying import is_applied, reached
+from ..applying import count_call, is_applied
 from .kernel_strides import operator_named
 from .strides import in_order
 
@@ -80,7 +80,7 @@ def fix_fake_types() -> Iterator[None]:
         found = dispatch(mode, func, types, args, kwargs or {})
         if func not in _KERNELS or found is NotImplemented:
             return found
-        reached(_FIX)
+        count_call(_FIX)
         results = found if isinstance(found, tuple) else (found,)
         dtypes = _KERNELS[func](in_order(func, args, kwargs or {}), results)
         with mode:

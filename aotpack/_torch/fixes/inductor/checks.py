@@ -22,8 +22,8 @@ from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from ...api.negative_indices import ROWS, operator_of
 from ...api.patching import attribute_set, patched, replaced
-from ...api.rows import ROWS, operator_of
 
 _ID = "inductor-checks-end-the-process"
 MARK = "[aotpack check]"

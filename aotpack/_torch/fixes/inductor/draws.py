@@ -14,7 +14,7 @@ from torch._inductor.dependencies import WeakDep
 
 from ...api.patching import constant, patched, with_items
 from ...api.random_operators import is_effectful, is_fixed
-from ..applying import reached
+from ..applying import count_call
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def call_bernoulli_kernel() -> Iterator[None]:
     """
     drawn = torch.ops.aten.bernoulli.default
     with with_items("inductor-bernoulli-draws", decomposition, "decompositions", without=(drawn,)):
-        reached("inductor-bernoulli-draws")
+        count_call("inductor-bernoulli-draws")
         yield
 
 

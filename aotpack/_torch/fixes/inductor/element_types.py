@@ -12,7 +12,7 @@ from torch._inductor import ir, lowering
 from torch._inductor.graph import GraphLowering
 
 from ...api.patching import replaced
-from ..applying import reached
+from ..applying import count_call
 
 _FIX = "inductor-types-of-results"
 
@@ -33,7 +33,7 @@ def keep_element_types() -> Iterator[None]:
             return result
         if result.maybe_get_dtype() in (None, value.dtype) or not _is_generated(result):
             return result
-        reached(_FIX)
+        count_call(_FIX)
         return lowering.to_dtype(result, value.dtype)
 
     with replaced(_FIX, GraphLowering, "run_node", run_node):

@@ -13,7 +13,7 @@ from torch._inductor.graph import GraphLowering, SubgraphLowering
 
 from ...api.nodes import without_views
 from ...api.patching import replaced
-from ..applying import reached
+from ..applying import count_call
 
 _aten = torch.ops.aten
 _OF_TENSORS = {getattr(_aten, name).Scalar: getattr(_aten, name).Tensor for name in ("add", "sub", "mul", "div", "eq", "ne")}
@@ -44,7 +44,7 @@ def pass_complex_numbers_as_tensors(module: torch.fx.GraphModule) -> None:
         for index, (value, argument) in enumerate(zip(node.args, declared, strict=False)):
             takes_tensor = isinstance(argument.type, torch.TensorType)
             if isinstance(value, kinds) and (takes_tensor or (isinstance(value, complex) and node.target in _OF_TENSORS)):
-                reached("inductor-numbers-beside-complex")
+                count_call("inductor-numbers-beside-complex")
                 kind = found.dtype if found.is_complex() else torch.result_type(node.args[0].meta["val"], value)
                 whole = found.new_empty((), dtype=kind)
                 with graph.inserting_before(node):
@@ -64,7 +64,7 @@ def split_complex_numbers(module: torch.fx.GraphModule) -> None:
     nodes = (node for target in targets for node in graph.find_nodes(op="call_function", target=target))
     found = [node for node in nodes if node.meta["val"].is_complex()]
     for node in found:
-        reached("inductor-full-of-complex")
+        count_call("inductor-full-of-complex")
         size, number, value = (*((), *node.args)[-2:], node.meta["val"])
         parts = []
         with graph.inserting_before(node):
@@ -107,7 +107,7 @@ def reduce_bytes_as_numbers(module: torch.fx.GraphModule) -> None:
         node for node in graph.nodes if node.target in _REDUCED_AS and node.args[0].meta["val"].dtype in (torch.int8, torch.uint8)
     ]
     for node in found:
-        reached("inductor-extremes-of-bytes")
+        count_call("inductor-extremes-of-bytes")
         dtype = _REDUCED_AS[node.target]
         with graph.inserting_before(node):
             node.update_arg(0, converted(node.args[0], dtype))
@@ -134,7 +134,7 @@ def add_bytes_as_numbers(module: torch.fx.GraphModule) -> None:
     graph, convert, fix = module.graph, torch.ops.prims.convert_element_type.default, "inductor-sums-of-bytes"
     found = [node for node in graph.nodes if node.target in _SUMS and node.meta["val"].dtype in (torch.int8, torch.uint8)]
     for node in found:
-        reached(fix)
+        count_call(fix)
         x, whole = node.args[0], node.meta["val"]
         if x.meta["val"].dtype != whole.dtype:
             with graph.inserting_before(node):
@@ -175,7 +175,7 @@ def compute_extremes_once() -> Iterator[None]:
     def run_node(lowering: GraphLowering, node: torch.fx.Node) -> Any:
         if not isinstance(lowering, SubgraphLowering):
             for value in _compared_values(node):
-                reached("inductor-extremes-computed-twice")
+                count_call("inductor-extremes-computed-twice")
                 lowering.env[value].realize()
         return run(lowering, node)
 

@@ -19,7 +19,7 @@ from torch.utils._sympy import functions
 from torch.utils._sympy.functions import ModularIndexing
 
 from ...api.patching import patched, replaced
-from ..applying import reached
+from ..applying import count_call
 
 
 @contextlib.contextmanager
@@ -72,7 +72,7 @@ def fix_argmax_index_order() -> Iterator[None]:
 
         if call["reduction_type"] not in ("argmax", "argmin") or len(sizes) < 2:
             return create(**call)
-        reached("inductor-argmax-index-order")
+        count_call("inductor-argmax-index-order")
         return create(**call | {"inner_fn": with_index})
 
     with replaced("inductor-argmax-index-order", ir.Reduction, "create", indexed):

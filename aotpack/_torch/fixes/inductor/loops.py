@@ -12,7 +12,7 @@ from torch._inductor import virtualized
 from torch._inductor.codegen import cpp
 
 from ...api.patching import hooked, patched
-from ..applying import reached
+from ..applying import count_call
 
 
 @contextlib.contextmanager
@@ -82,7 +82,7 @@ def add_to_one_element() -> Iterator[None]:
     def stored(kernel: Any, name: str, index: sympy.Expr, value: Any, mode: str | None = None) -> None:
         if mode != "atomic_add":
             return store(kernel, name, index, value, mode)
-        reached("inductor-atomic-add-one-element")
+        count_call("inductor-atomic-add-one-element")
         with hooked("inductor-atomic-add-one-element", cpp.CppVecOverrides, "index_expr", staticmethod(as_vector)):
             return store(kernel, name, index, value, mode)
 

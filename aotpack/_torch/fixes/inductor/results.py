@@ -13,7 +13,7 @@ from torch._inductor.graph import GraphLowering, SubgraphLowering
 
 from ...api.nodes import without_views
 from ...api.patching import replaced
-from ..applying import reached
+from ..applying import count_call
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def _copy_shared(outputs: list[Any], before: Sequence[torch.fx.Node | None], sav
         owner = owners.setdefault(memory, position)
         of_input = memory in virtualized.V.graph.graph_inputs and earlier.op != "placeholder"
         if of_input or not (before[owner] is earlier or owner in saved):
-            reached("inductor-results-share-memory")
+            count_call("inductor-results-share-memory")
             copy: ir.IRNode = ir.ExternKernel.copy_input(value)
             if value.get_size():
                 copy = ir.ExternKernel.require_exact_strides(copy, value.get_stride())

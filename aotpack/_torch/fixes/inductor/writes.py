@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from ...api.fake_tensors import overlaps_itself
 from ...api.nodes import without_views
 from ...api.patching import attribute_set, patched, replaced, with_items
-from ..applying import reached
+from ..applying import count_call
 
 
 @contextlib.contextmanager
@@ -31,7 +31,7 @@ def copy_expanded() -> Iterator[None]:
     """
 
     def is_copied(node: torch.fx.Node) -> bool:
-        reached("inductor-write-into-expanded")
+        count_call("inductor-write-into-expanded")
         target: Any = node.args[0]
         return _may_overlap_itself(target.meta["val"]) or _reads_target(node, target)
 
@@ -55,7 +55,7 @@ def copy_complex() -> Iterator[None]:
 
     def mutating(node: torch.fx.Node) -> bool:
         if is_complex(node):
-            reached(name)
+            count_call(name)
             return False
         return mutates(node)
 
@@ -124,7 +124,7 @@ def write_in_place() -> Iterator[None]:
         box = changed.data if isinstance(changed, ir.TensorBox) else changed
         if not (isinstance(box, ir.StorageBox) and isinstance(box.data, ir.Buffer)):
             return mutate(changed, value, *args, **kwargs)
-        reached("inductor-mutate-in-place")
+        count_call("inductor-mutate-in-place")
         with attribute_set(box, "is_input_buffer", lambda: True):  # an input's buffer is written, never rebound
             return mutate(changed, value, *args, **kwargs)
 
@@ -142,7 +142,7 @@ def keep_results_of_loops() -> Iterator[None]:
 
     def allocated(wrapper: Any, buffer: ir.Buffer) -> None:
         if isinstance(buffer, ir.MutationOutput) and not isinstance(buffer.layout, ir.NoneLayout):
-            reached("inductor-results-of-loops")
+            count_call("inductor-results-of-loops")
             wrapper.allocated.add(buffer.get_name())
         else:
             allocate(wrapper, buffer)
@@ -163,7 +163,7 @@ def copy_written_concatenations() -> Iterator[None]:
         node = virtualized.V.graph.current_node
         if not any(_is_written(without_views(value)) for value in (node, *node.all_input_nodes)):
             return concatenate(inputs, dim)
-        reached("inductor-write-to-concatenated")
+        count_call("inductor-write-to-concatenated")
         return concatenate([lowering.clone(value) for value in inputs], dim)
 
     with replaced("inductor-write-to-concatenated", ir.ConcatKernel, "create", concatenated):

@@ -6,7 +6,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ...api.nodes import without_views
-from ..applying import reached
+from ..applying import count_call
 
 
 def save_compared_values(module: torch.fx.GraphModule) -> None:
@@ -21,5 +21,5 @@ def save_compared_values(module: torch.fx.GraphModule) -> None:
         for operand in comparison.all_input_nodes:
             value = without_views(operand)
             if value.op == "call_function" and value.meta["val"].is_floating_point():
-                reached("partitioner-compared-values")
+                count_call("partitioner-compared-values")
                 value.meta["recompute"] = CheckpointPolicy.MUST_SAVE

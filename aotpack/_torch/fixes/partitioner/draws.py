@@ -10,7 +10,7 @@ from torch._functorch import compile_utils, partitioners
 
 from ...api.patching import constant, patched
 from ...api.random_operators import is_random
-from ..applying import reached
+from ..applying import count_call
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def partition_random_operators(joint: torch.fx.GraphModule) -> Iterator[None]:
     graphs = [module.graph for module in joint.modules() if isinstance(module, torch.fx.GraphModule)]
     drawing = {node.target.overloadpacket for graph in graphs for node in graph.nodes if is_random(node)}
     if not drawing <= set(compile_utils.rand_ops):
-        reached("partitioner-draws")
+        count_call("partitioner-draws")
     with (
         constant("partitioner-draws", compile_utils, "rand_ops", [*compile_utils.rand_ops, *drawing]),
         patched(

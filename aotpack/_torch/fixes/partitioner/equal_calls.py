@@ -9,7 +9,7 @@ from torch._functorch import compile_utils, partitioners
 from torch.fx import Graph
 
 from ...api.patching import Replacing, patched
-from ..applying import reached
+from ..applying import count_call
 
 _FIX = "partitioner-results-of-equal-calls"
 _VALUES = "aotpack_values"
@@ -27,7 +27,7 @@ def keep_results_apart() -> Replacing:
         for item in graph.output_node().all_input_nodes:
             call = item.args[0] if item.target is operator.getitem else None
             if isinstance(call, torch.fx.Node) and _VALUES not in call.meta:
-                reached(_FIX)
+                count_call(_FIX)
                 call.meta |= {_VALUES: call.meta["val"], "val": item.meta["val"]}
         found = merge(graph)
         for node in (*graph.nodes, *found.nodes):

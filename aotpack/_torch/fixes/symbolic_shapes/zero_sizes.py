@@ -20,7 +20,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from .... import origin
 from ...api.patching import caller, hooked
-from ..applying import reached
+from ..applying import count_call
 
 _QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "__eq__": sympy.Eq,
@@ -61,7 +61,7 @@ def _asking(ask: Callable[[Any, Any], Any], compare: Callable[[Any, Any], Any]) 
         if answer is not NotImplemented and _is_of_a_model(caller()):
             for one in (size, other):
                 for symbol in _may_be_zero(one):
-                    reached("shapes-questions-about-zero")
+                    count_call("shapes-questions-about-zero")
                     if _differs_at_zero(symbol, _expression(size), _expression(other), _expression(answer), compare):
                         exclude_zero(one.node.shape_env, symbol)
         return answer

@@ -21,8 +21,8 @@ from aotpack_loader.archive.temporaries import temporary_directory
 from ...api.patching import hooked
 from ...fixes.applying import apply_fixes
 from ...fixes.inductor.checks import with_kernel_errors
+from ..codegen.negative_indices import refuse_negative_rows
 from ..codegen.rewrites import rewritten
-from ..codegen.rows import refuse_negative_rows
 from ..lowering import Code, GraphToLower, Lowering, WatchedGraph
 from ..toolchain.commands import Library, folder_of_headers
 from .kernels import Kernel, defines, kernels_compiled

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from . import plane_rules, rules, sequence_rules
+from . import operator_rules, plane_rules, rules
 from .rules import Rule
 
 PATH: Final = Path(__file__).with_suffix(".json")
@@ -28,7 +28,7 @@ PATH: Final = Path(__file__).with_suffix(".json")
 
 def function(name: str) -> Callable[..., Any]:
     """What a rule of the data is here: the rule itself, or what makes it of its arguments."""
-    module = next(module for module in (rules, plane_rules, sequence_rules) if hasattr(module, name))
+    module = next(module for module in (rules, plane_rules, operator_rules) if hasattr(module, name))
     found: Callable[..., Any] = getattr(module, name)
     return found
 

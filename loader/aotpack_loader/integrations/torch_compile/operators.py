@@ -38,7 +38,7 @@ def number_of(program: nn.Module) -> int:
     return number
 
 
-class _Call(NamedTuple):
+class _DecodedCall(NamedTuple):
     """The parts of one call, decoded from the operator's arguments.
 
     ``positions`` are for each leaf its index among the operator's tensors.
@@ -71,7 +71,7 @@ def _method(number: int, digest: str, method: str) -> tuple[Any, MethodCall, Met
     return program, call, methods_of(program.aotpack.path, digest, program.aotpack.backend)[method]
 
 
-def _decoded(number: int, digest: str, method: str, text: str, tensors: Sequence[Tensor]) -> _Call:
+def _decoded(number: int, digest: str, method: str, text: str, tensors: Sequence[Tensor]) -> _DecodedCall:
     program, call, signature = _method(number, digest, method)
     encoded = msgspec.json.decode(text)
     args, kwargs = (_decode(item, tensors) for item in encoded)
@@ -82,7 +82,7 @@ def _decoded(number: int, digest: str, method: str, text: str, tensors: Sequence
     marked = [_decode(item, [_Position(i) for i in range(len(tensors))]) for item in encoded]
     found = call.inputs.flatten(marked[0], marked[1], [])
     positions = [leaf.index if isinstance(leaf, _Position) else None for leaf in found]
-    return _Call(program, call, signature, args, kwargs, leaves, positions)
+    return _DecodedCall(program, call, signature, args, kwargs, leaves, positions)
 
 
 def _calls_of(program: Any) -> Iterator[MethodCall]:
@@ -104,7 +104,7 @@ def _decode(item: Any, tensors: Sequence[Any]) -> Any:
     return tuple(items) if kind == "tuple" else items
 
 
-def _environment(call: _Call) -> dict[str, int]:
+def _environment(call: _DecodedCall) -> dict[str, int]:
     environment: dict[str, int] = {}
     for i, check in call.call.inputs.binding:
         check.bind(call.leaves[i], environment)
@@ -136,7 +136,7 @@ def _storages(tensors: Sequence[Tensor]) -> set[int]:
     return {tensor.untyped_storage()._cdata for tensor in tensors}
 
 
-def _primals(call: _Call, leaves: Sequence[Any], state: Sequence[Tensor]) -> list[Any]:
+def _primals(call: _DecodedCall, leaves: Sequence[Any], state: Sequence[Tensor]) -> list[Any]:
     values = dict(zip(call.signature.names, state, strict=True))
     return call.call.primals(values, list(leaves))
 
@@ -239,7 +239,7 @@ def _forward_fake(
     return _empty([*outputs, *gradients], environment, found.call.device)[: len(outputs)]
 
 
-def _lost_gradients(call: _Call, state: Sequence[Tensor]) -> Iterator[Problem]:
+def _lost_gradients(call: _DecodedCall, state: Sequence[Tensor]) -> Iterator[Problem]:
     for check, leaf in zip(call.call.inputs.checks, call.leaves, strict=True):
         if isinstance(check, TensorCheck) and isinstance(leaf, Tensor) and leaf.requires_grad and not check.requires_grad:
             yield check.lost_gradient()

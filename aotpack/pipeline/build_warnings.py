@@ -1,4 +1,4 @@
-"""Says what a capture has changed or left out: notes and warnings of a build."""
+"""Notes and warnings of a build: what of a model is not in its bundle, and what a capture has changed or left out."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from .._torch.api.state_dict_code import loading_code, saving_code
 from ..capture import Captured
 from ..capture.result_classes import left_out
 from ..model.modules import modes_after
 from .progress import Run
+
+
+def warn_of_state_code(run: Run, model: nn.Module) -> None:
+    """Say what of the model is not in the bundle."""
+    if saving := saving_code(model):
+        run.warn(
+            f"state_dict() of the bundle has its parameters and buffers as they are, and does not run {', '.join(saving)}. "
+            "Register such hooks on the loaded module."
+        )
+    if loading := loading_code(model):
+        run.note(f"load_state_dict() of the bundle does not run {', '.join(loading)}: register such hooks on the loaded module")
 
 
 def remark_on(captured: Captured, method: str, run: Run, *, asked_for_regions: bool) -> None:

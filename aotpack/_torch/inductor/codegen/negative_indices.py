@@ -1,4 +1,4 @@
-"""Operators on rows (``api/rows.py``) as indexing that takes no negative index.
+"""Operators on rows (``api/negative_indices.py``) as indexing that takes no negative index.
 
 Inductor decomposes them into indexing, which counts negative indices from the end. The graph that it
 compiles has indexing instead whose code refuses negative indices. That costs less than to count them
@@ -16,9 +16,9 @@ from torch._inductor import lowering, virtualized
 from torch.fx import Graph, GraphModule, Node
 
 from ...api.graph_modules import graph_modules_in
+from ...api.negative_indices import MARK, ROWS
 from ...api.nodes import value_of
 from ...api.patching import hooked
-from ...api.rows import MARK, ROWS
 
 _aten = torch.ops.aten
 

@@ -1,7 +1,7 @@
 """Operators on rows, which take no negative index: ``index_select``, ``index_add``, ``index_copy``.
 
 A bundle's graphs keep them. Only the graph that Inductor compiles has indexing instead
-(``inductor/codegen/rows.py``).
+(``inductor/codegen/negative_indices.py``).
 """
 
 from __future__ import annotations
