@@ -316,22 +316,13 @@ def test_commands(network: Path, tmp_path: Path) -> None:
     assert found["gradient_norm"] == pytest.approx(expected["gradient_norm"])
 
 
-REGISTERS = """
-import sys
-sys.path.insert(0, {tests!r})
-from second_device import register
-register()
-"""
-
-
 def test_commands_that_check_and_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = made("images")
     bundle = build(model, x, out=tmp_path / "m.aotpack", self_test=True)
     checks = {check["name"]: check for check in invoke("verify", bundle, "--device", "simulated", "--json")["checks"]}
     assert checks["self-test portable"]["status"] == "ok"
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "registers.py").write_text(REGISTERS.format(tests=str(ROOT / "tests")))
-    words = "--device", "simulated", "--import", "registers", "--rounds", 1, "--iterations", 2, "--json"
+    monkeypatch.chdir(ROOT / "tests")
+    words = "--device", "simulated", "--import", "second_device.registered", "--rounds", 1, "--iterations", 2, "--json"
     assert [item["name"] for item in invoke("bench", bundle, *words)] == ["bundle, portable"]
     done = CliRunner().invoke(main, ["bench", str(bundle), "--device", "meta"])
     assert done.exit_code == 1

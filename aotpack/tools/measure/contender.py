@@ -125,7 +125,8 @@ def make(options: argparse.Namespace, subclasses: Sequence[type] = ()) -> Any:
     elif options.kind in ("export", "aoti"):
         return _packaged(options)
     else:
-        model = user_model(options.model).to(options.device)
+        model = user_model(options.model)
+        model = model if options.device == "cpu" else model.to(options.device)
     if options.infer:
         model.eval()
     if options.kind == "aot_compile":
