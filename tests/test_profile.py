@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from conftest import tiny_inputs
 from support.browser import PageUnderTest, chromium
@@ -42,7 +43,7 @@ def profile_of(*arguments: object) -> Any:
 def test_totals_agree_and_rows_name_modules(digits_bundle: Path, backend: str) -> None:
     found = profile_of(digits_bundle, "--backend", backend, "--steps", 4, "--warmup", 1)
     for table in ("modules", "lines", "kernels"):
-        total = sum(row["forward"] + row["backward"] for row in found[table])
+        total = sum(row["forward"] + row["backward"] + row["update"] for row in found[table])
         assert total == pytest.approx(found["step"], rel=1e-6)
     assert found["plain_step"] / 20 < found["step"] < found["plain_step"] * 20  # seconds both; machines are busy
     modules = {row["name"]: row for row in found["modules"]}
@@ -54,6 +55,16 @@ def test_totals_agree_and_rows_name_modules(digits_bundle: Path, backend: str) -
         assert found["saved"] == step_memory(bundle, "train", views(bundle, "train")).saved_bytes > 1_000_000
     assert sum(row["peak"] for row in found["modules"]) == pytest.approx(found["peak"], rel=0.001)
     assert found["peak"] > found["saved"]
+
+
+def test_a_step_includes_the_update_of_the_bundles_optimizer(tmp_path: Path) -> None:
+    model, out = torch.nn.Linear(64, 64), tmp_path / "m.aotpack"
+    aotpack.build(model, (torch.randn(8, 64),), out=out, targets=("portable",), optimizer=torch.optim.AdamW(model.parameters()))
+    found = profile_of(out, "--steps", 4, "--warmup", 1)
+    assert found["step"] == pytest.approx(found["forward"] + found["backward"] + found["update"])
+    rows = {row["name"]: row for row in found["modules"]}
+    assert 0 < rows["(optimizer)"]["update"] < found["update"]
+    assert {row["name"] for row in found["kernels"] if row["update"]} >= {"aten.sqrt.default", "(outside kernels)"}
 
 
 def test_a_trace_names_modules_lines_and_operators(digits_bundle: Path, tmp_path: Path) -> None:
@@ -107,7 +118,7 @@ def test_depth_counts_inner_modules_as_the_outer_one() -> None:
         Cell("backward", "a.d", "m.py:2", "k", 2.0),
         Cell("forward", "", "", "k", 4.0),
     ]
-    profile = Profile("", "", "train", "", "", 1, 1, "", 0, 7, 5, 2, 0, located=True, named=True, cells=cells)
+    profile = Profile("", "", "train", "", "", 1, 1, "", 0, 7, 5, 2, 0, 0, located=True, named=True, cells=cells)
     assert [(row.name, row.time) for row in profile.by_module(1)] == [("(model)", 4.0), ("a", 3.0)]
     assert [row.name for row in profile.by_module()] == ["(model)", "a.d", "a.b.c"]
     assert [row.name for row in profile.by_line()] == ["(unknown)", "m.py:2", "m.py:1"]
@@ -195,7 +206,7 @@ def test_a_kernel_inside_another_counts_once() -> None:
 
 def test_the_cost_of_a_kernel_follows_the_sizes_of_its_nodes() -> None:
     a, b = Origin("a", "m.py:1"), Origin("b", "m.py:2")
-    nodes = GraphNodes([a, b, a, b], ["aten.mul.Tensor"] * 4, [3.0, 1.0, 0.0, 0.0])
+    nodes = GraphNodes("forward", [a, b, a, b], ["aten.mul.Tensor"] * 4, [3.0, 1.0, 0.0, 0.0])
     assert nodes.shares(Event("", "g", "k", [range(2)])) == [(a, 0.75), (b, 0.25)]
     assert nodes.shares(Event("", "g", "k", [range(2, 4)])) == [(a, 0.5), (b, 0.5)]  # views alone
     assert nodes.shares(Event("", "g", "k", [range(3, 10**9)])) == [(b, 1.0)]

@@ -131,8 +131,10 @@ def _summary(profile: Profile) -> Table:
     table.add_row("bundle", plain(f"{profile.bundle} ({profile.method}, {profile.backend})"))
     threads = f"{profile.threads} thread{'s' if profile.threads != 1 else ''}"
     table.add_row("run", f"{profile.steps} steps, {threads}, inputs {profile.inputs}, torch {profile.torch}")
-    halves = f" (forward {time_text(profile.forward)}, backward {time_text(profile.backward)})" if profile.backward else ""
-    table.add_row("step", f"{time_text(profile.plain_step)}; with the profiler {time_text(profile.step)}{halves}")
+    from ..measure.profile import PARTS
+
+    parts = [f"{part} {time_text(time)}" for part in PARTS if (time := getattr(profile, part))]
+    table.add_row("step", f"{time_text(profile.plain_step)}; with the profiler {time_text(profile.step)} ({', '.join(parts)})")
     table.add_row("memory", f"at most {size_text(profile.peak)} beyond state and inputs; {size_text(profile.saved)} saved")
     for note in _notes(profile):
         table.add_row("note", plain(note, "yellow"))
@@ -150,13 +152,16 @@ def _notes(profile: Profile) -> list[str]:
 
 def _table(profile: Profile, by: By, rows: Sequence[Row]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    headings = [by, "time", "share", "forward", "backward", "saved", "at the peak"]
+    from ..measure.profile import PARTS
+
+    parts = [part for part in PARTS if getattr(profile, part)]
+    headings = [by, "time", "share", *parts, "saved", "at the peak"]
     for heading in headings:
         table.add_column(heading, justify="left" if heading == by else "right", overflow="fold", no_wrap=heading != by)
-    total = profile.forward + profile.backward
+    total = profile.total
     for row in rows:
         share = f"{row.time / total:.1%}" if total else ""
         sizes = [size_text(size) if size else "" for size in (row.saved, row.peak)]
-        times = [time_text(time) if time else "" for time in (row.forward, row.backward)]
+        times = [time_text(time) if (time := getattr(row, part)) else "" for part in parts]
         table.add_row(plain(row.name), time_text(row.time), share, *times, *sizes)
     return table

@@ -18,6 +18,8 @@ _SHOWN: Final = 3
 _RANGE: Final = r"\d{1,9}(?:-\d{1,9})?"
 _NAME: Final = re.compile(rf"(?P<modules>.*) \[(?P<key>[^][ ]+)\] (?P<code>\S+) #(?P<nodes>{_RANGE}(?:,{_RANGE})*)")
 
+_PART: Final = re.compile(r"(?<=ward)\.\d+$")
+
 
 class Event(NamedTuple):
     """An event's name, read back. ``nodes`` are ranges of indices of nodes of the graph ``key``."""
@@ -26,6 +28,11 @@ class Event(NamedTuple):
     key: str
     code: str
     nodes: list[range]
+
+    @property
+    def graph(self) -> str:
+        """The key of the whole graph: a part of a graph has a number after it (``train.forward.2``)."""
+        return _PART.sub("", self.key)
 
 
 def event_name(modules: Iterable[str], key: str, code: str, nodes: Iterable[int]) -> str:

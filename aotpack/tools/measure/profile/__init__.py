@@ -6,6 +6,7 @@ module and source line it comes from.
 """
 
 from .chrome_trace import Trace as Trace
+from .nodes import PARTS as PARTS
 from .profiling import Profile as Profile
 from .profiling import Row as Row
 from .profiling import profile_bundle as profile_bundle

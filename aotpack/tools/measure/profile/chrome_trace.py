@@ -39,7 +39,7 @@ def _explained(event: dict[str, Any], graphs: dict[str, GraphNodes]) -> dict[str
     kernel = parse_event(str(event.get("name", "")))
     if kernel is None or event.get("ph") != "X":
         return event
-    found = graphs.get(".".join(kernel.key.split(".")[:2]))
+    found = graphs.get(kernel.graph)
     nodes = [] if found is None else found.nodes(kernel)
     details = {"Graph": kernel.key, "Kernel": kernel.code, "Modules": kernel.modules}
     if found is not None:

@@ -53,11 +53,11 @@ def _owner(at: float, starts: list[float], step: StepTrace) -> int:
     if before >= 0 and at <= step.kernels[before].span.end:
         return before
     after = before + 1
-    return after if after < len(starts) and _half(at, step) == _half(starts[after], step) != "" else -1
+    return after if after < len(starts) and _part(at, step) == _part(starts[after], step) != "" else -1
 
 
-def _half(at: float, step: StepTrace) -> str:
-    return next((name for name, span in step.halves.items() if span.start <= at <= span.end), "")
+def _part(at: float, step: StepTrace) -> str:
+    return next((name for name, span in step.parts.items() if span.start <= at <= span.end), "")
 
 
 def outermost(kernels: list[KernelSpan]) -> list[KernelSpan]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AotpackError
@@ -16,6 +16,9 @@ from aotpack_loader.format.origins import lines_of, modules_of
 from ...report.memory import VIEWS, step_memory
 from ...report.operations import references, views
 
+Part = Literal["forward", "backward", "update"]
+PARTS: Final[tuple[Part, ...]] = ("forward", "backward", "update")
+"""The parts of a step. ``update`` is that of the bundle's optimizers."""
 _FREE: Final = VIEWS | {"aten.full", "aten.reshape", "aten.scalar_tensor", "aten.sym_size"}
 """Operators that make views, numbers or constants: beside others in a kernel they cost nothing."""
 
@@ -32,6 +35,7 @@ class Origin:
 class GraphNodes:
     """The nodes of one graph: their origins, operators and weights, which are elements of their largest tensor."""
 
+    part: Part
     origins: list[Origin]
     operators: list[str]
     weights: list[float]
@@ -50,17 +54,23 @@ class GraphNodes:
         return [i for numbers in event.nodes for i in numbers[: max(0, len(self.origins) - numbers.start)]]
 
 
-def graphs_of(bundle: Bundle, method: str) -> dict[str, GraphNodes]:
-    """The nodes of a method's graphs, by key (``train.forward``)."""
+def graphs_of(bundle: Bundle, methods: Iterable[str]) -> dict[str, GraphNodes]:
+    """The nodes of the graphs of methods, by key (``train.forward``)."""
+    return {key: nodes for method in methods for key, nodes in _graphs_of(bundle, method).items()}
+
+
+def _graphs_of(bundle: Bundle, method: str) -> dict[str, GraphNodes]:
     described, origins = bundle.program.methods[method], bundle.origins()
     graphs = {f"{method}.forward": bundle.graph(described.forward)}
     if described.backward is not None:
         graphs[f"{method}.backward"] = bundle.graph(described.backward.graph)
+    forward: Part = "update" if described.role == "step" else "forward"
+    parts: dict[str, Part] = {key: "backward" if key.endswith(".backward") else forward for key in graphs}
     hints = {symbol.name: symbol.hint for symbol in described.symbols if symbol.hint is not None}
-    return {key: _nodes(graph, key, origins, hints) for key, graph in graphs.items()}
+    return {key: _nodes(graph, key, parts[key], origins, hints) for key, graph in graphs.items()}
 
 
-def _nodes(graph: schema.Graph, key: str, origins: schema.Origins | None, hints: Mapping[str, int]) -> GraphNodes:
+def _nodes(graph: schema.Graph, key: str, part: Part, origins: schema.Origins | None, hints: Mapping[str, int]) -> GraphNodes:
     count = len(graph.nodes)
     sizes = {name: _elements(value, hints) for name, value in zip(graph.inputs, graph.input_values, strict=True)}
     weights = []
@@ -70,7 +80,7 @@ def _nodes(graph: schema.Graph, key: str, origins: schema.Origins | None, hints:
         free = node.op.startswith("builtin.") or node.op.rpartition(".")[0] in _FREE
         weights.append(0.0 if free else largest)
     pairs = zip(modules_of(origins, key, count), lines_of(origins, key, count), strict=True)
-    return GraphNodes([Origin(*pair) for pair in pairs], [node.op for node in graph.nodes], weights)
+    return GraphNodes(part, [Origin(*pair) for pair in pairs], [node.op for node in graph.nodes], weights)
 
 
 def _elements(value: schema.Value, hints: Mapping[str, int]) -> float:

@@ -26,10 +26,10 @@ def profile_page(profile: Profile, notes: Sequence[str], machine: str) -> str:
         "lines": ("Source lines", "The innermost line of the original.", profile.by_line()),
         "kernels": ("Kernels", "What was measured: compiled kernels, and operators of libraries.", profile.by_kernel()),
     }
-    total = profile.forward + profile.backward
+    total = profile.total
     sections = [
         Section("overview", "Overview", fragment("profile/overview", profile=profile, notes=notes, machine=machine)),
-        Section("time", "Time", _flame("time"), "By half, module, and below it source line and kernel. A click zooms in."),
+        Section("time", "Time", _flame("time"), "By part of the step and module, below it by line and kernel. A click zooms in."),
         Section("memory", "Memory", _flame("peak", "saved"), "Beside parameters, buffers and arguments."),
         *[Section(key, title, _table(key, rows, total), note) for key, (title, note, rows) in tables.items()],
     ]
@@ -45,7 +45,7 @@ def _flame(*measures: Measure) -> Any:
 
 def _flame_row(cell: Cell, measure: str) -> tuple[str, str, float]:
     """Path, leaf and value. Parts of the path are separated by dots."""
-    path = ".".join(filter(None, (cell.half if measure != "saved" else "", cell.module)))
+    path = ".".join(filter(None, (cell.part if measure != "saved" else "", cell.module)))
     return path, "  ".join(filter(None, (cell.line, cell.code))) or OUTSIDE, getattr(cell, measure)
 
 

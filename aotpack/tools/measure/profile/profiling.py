@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 import aotpack_loader
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import AotpackError
-from aotpack_loader.format.events import ROOT
+from aotpack_loader.format.events import ROOT, Event
 
 from ..steps import inputs_of
 from . import nodes as origins_of
 from .chrome_trace import Trace
 from .memory import outermost, peak_of
-from .nodes import GraphNodes, Origin
+from .nodes import PARTS, GraphNodes, Part
 from .recording import StepTrace, record
 
-Half = Literal["forward", "backward"]
+OPTIMIZER = "(optimizer)"
+"""The module of what an optimizer computes."""
 OUTSIDE = "(outside kernels)"
 UNKNOWN = "(unknown)"
 
@@ -36,7 +37,7 @@ class Cell:
     keeps for the backward. ``code`` is the kernel or operator.
     """
 
-    half: Half
+    part: Part
     module: str
     line: str
     code: str
@@ -47,17 +48,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """The sums of some cells: seconds of the forward and of the backward, and bytes."""
+    """The sums of some cells: seconds of each part of the step, and bytes."""
 
     name: str
     forward: float
     backward: float
+    update: float
     saved: int
     peak: int
 
     @property
     def time(self) -> float:
-        return self.forward + self.backward
+        return self.forward + self.backward + self.update
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,9 @@ class Profile:
     """The profile of a method's step.
 
     ``plain_step`` is the time of a step without the profiler, ``step`` with it, in seconds. Both are
-    means of the faster half of the steps. ``forward`` and ``backward`` are the times of its halves,
-    with the profiler. The cells add up to these. ``peak`` are the bytes that a step allocates at most.
+    means of the faster half of the steps. ``forward``, ``backward`` and ``update`` are the times of its
+    parts, with the profiler. The cells add up to these. The update is that of the bundle's optimizers, if it
+    has any. ``peak`` are the bytes that a step allocates at most.
     ``located``: the bundle says where nodes come from. ``named``: its code announces its kernels.
     """
 
@@ -82,10 +85,16 @@ class Profile:
     step: float
     forward: float
     backward: float
+    update: float
     peak: int
     located: bool
     named: bool
     cells: list[Cell]
+
+    @property
+    def total(self) -> float:
+        """The time of all parts."""
+        return self.forward + self.backward + self.update
 
     @property
     def saved(self) -> int:
@@ -104,7 +113,7 @@ class Profile:
         return _rows(self.cells, lambda cell: cell.line or UNKNOWN if cell.code != OUTSIDE else OUTSIDE)
 
     def by_kernel(self) -> list[Row]:
-        """A row for each kernel or operator of each half, the costliest first."""
+        """A row for each kernel or operator of each part, the costliest first."""
         return _rows(self.cells, lambda cell: cell.code)
 
 
@@ -148,11 +157,12 @@ def profile_bundle(
     recording = record(model, method, inputs, steps=steps, warmup=warmup)
     with Bundle.open(path) as opened:
         bundle = opened.for_target(model.aotpack.backend)
-        graphs = origins_of.graphs_of(bundle, method)
+        steps_of_optimizers = [name for name, each in bundle.program.methods.items() if each.role == "step"]
+        graphs = origins_of.graphs_of(bundle, [method, *steps_of_optimizers])
         saved = origins_of.saved_by_origin(bundle, method)
         located = bundle.origins() is not None
     recorded = [replace(step, kernels=outermost(step.kernels)) for step in recording.steps]
-    halves = {half: statistics.fmean(_span(step, half) for step in recorded) for half in ("forward", "backward")}
+    times = {part: statistics.fmean(_span(step, part) for step in recorded) for part in PARTS}
     peak, peaks = _peaks(recorded[-1], graphs)
     held = [Cell("forward", origin.module, origin.line, "", saved=size) for origin, size in saved]
     profile = Profile(
@@ -166,12 +176,13 @@ def profile_bundle(
         torch=str(torch.__version__),
         plain_step=recording.plain_step,
         step=statistics.fmean(step.time for step in recorded),
-        forward=halves["forward"],
-        backward=halves["backward"],
+        forward=times["forward"],
+        backward=times["backward"],
+        update=times["update"],
         peak=peak,
         located=located,
         named=any(step.kernels for step in recorded),
-        cells=_merged([*_timed(recorded, graphs, halves), *peaks, *held]),
+        cells=_merged([*_timed(recorded, graphs, times), *peaks, *held]),
     )
     return profile, Trace(recording, graphs)
 
@@ -194,36 +205,33 @@ def _method_of_steps(methods: Collection[str]) -> str:
     raise AotpackError("This bundle has neither a train nor an infer method, so there is no step to profile.")
 
 
-def _span(step: StepTrace, half: str) -> float:
-    return step.halves[half].time if half in step.halves else 0.0
+def _span(step: StepTrace, part: str) -> float:
+    return step.parts[part].time if part in step.parts else 0.0
 
 
-def _half_of(key: str) -> Half:
-    return "backward" if key.split(".")[1:2] == ["backward"] else "forward"
-
-
-def _graph(graphs: dict[str, GraphNodes], key: str) -> GraphNodes:
-    """The graph of an event's key; a part of a graph (``train.forward.2``) has the nodes of the whole graph."""
-    return graphs.get(".".join(key.split(".")[:2]), GraphNodes([], [], []))
+def _shares(event: Event, graphs: Mapping[str, GraphNodes]) -> Iterator[tuple[Part, str, str, float]]:
+    """The part of the step that an event belongs to, and its modules and lines, each with its share."""
+    graph = graphs.get(event.graph, GraphNodes("forward", [], [], []))
+    for origin, share in graph.shares(event):
+        yield graph.part, OPTIMIZER if graph.part == "update" else origin.module, origin.line, share
 
 
 def _kernel_cells(step: StepTrace, graphs: dict[str, GraphNodes], steps: int) -> Iterable[Cell]:
     for kernel in step.kernels:
-        event = kernel.event
-        for origin, share in _graph(graphs, event.key).shares(event):
-            yield Cell(_half_of(event.key), origin.module, origin.line, event.code, kernel.span.time * share / steps)
+        for part, module, line, share in _shares(kernel.event, graphs):
+            yield Cell(part, module, line, kernel.event.code, kernel.span.time * share / steps)
 
 
-def _timed(steps: list[StepTrace], graphs: dict[str, GraphNodes], halves: dict[str, float]) -> list[Cell]:
+def _timed(steps: list[StepTrace], graphs: dict[str, GraphNodes], times: dict[Part, float]) -> list[Cell]:
     """The mean time of each kernel, and of what runs outside kernels."""
     cells = [cell for step in steps for cell in _kernel_cells(step, graphs, len(steps))]
-    return cells + [Cell(half, "", "", OUTSIDE, time) for half, time in _outside(cells, halves)]
+    return cells + [Cell(part, "", "", OUTSIDE, time) for part, time in _outside(cells, times)]
 
 
-def _outside(cells: list[Cell], halves: dict[str, float]) -> Iterable[tuple[Half, float]]:
-    for half in ("forward", "backward"):
-        if halves[half]:
-            yield half, max(0.0, halves[half] - sum(cell.time for cell in cells if cell.half == half))
+def _outside(cells: list[Cell], times: dict[Part, float]) -> Iterable[tuple[Part, float]]:
+    for part, time in times.items():
+        if time:
+            yield part, max(0.0, time - _time(cells, part))
 
 
 def _peaks(step: StepTrace, graphs: dict[str, GraphNodes]) -> tuple[int, list[Cell]]:
@@ -234,19 +242,22 @@ def _peaks(step: StepTrace, graphs: dict[str, GraphNodes]) -> tuple[int, list[Ce
             cells.append(Cell("forward", "", "", OUTSIDE, peak=size))
             continue
         event = step.kernels[index].event
-        shares: list[tuple[Origin, float]] = _graph(graphs, event.key).shares(event)
-        cells += [Cell(_half_of(event.key), o.module, o.line, event.code, peak=size * share) for o, share in shares]
+        cells += [Cell(part, module, line, event.code, peak=size * share) for part, module, line, share in _shares(event, graphs)]
     return peak.size, cells
 
 
 def _merged(cells: Iterable[Cell]) -> list[Cell]:
-    """One cell for each half, module, line and kernel."""
+    """One cell for each part, module, line and kernel."""
     found: dict[tuple[Any, ...], Cell] = {}
     for cell in cells:
-        key = (cell.half, cell.module, cell.line, cell.code)
+        key = (cell.part, cell.module, cell.line, cell.code)
         known = found.get(key, Cell(*key))
         found[key] = replace(known, time=known.time + cell.time, peak=known.peak + cell.peak, saved=known.saved + cell.saved)
     return list(found.values())
+
+
+def _time(cells: Iterable[Cell], part: Part) -> float:
+    return sum(cell.time for cell in cells if cell.part == part)
 
 
 def _rows(cells: Iterable[Cell], name: Callable[[Cell], str]) -> list[Row]:
@@ -257,8 +268,9 @@ def _rows(cells: Iterable[Cell], name: Callable[[Cell], str]) -> list[Row]:
     rows = [
         Row(
             label,
-            sum(cell.time for cell in group if cell.half == "forward"),
-            sum(cell.time for cell in group if cell.half == "backward"),
+            _time(group, "forward"),
+            _time(group, "backward"),
+            _time(group, "update"),
             round(sum(cell.saved for cell in group)),
             round(sum(cell.peak for cell in group)),
         )

@@ -23,8 +23,8 @@ from ..steps import StepInputs, call_as_built, loss_of
 T = TypeVar("T")
 
 STEP: Final = "aotpack step"
-HALVES: Final = {"aotpack forward": "forward", "aotpack backward": "backward"}
-"""Our own events around the two halves of a step."""
+PARTS: Final = {"aotpack forward": "forward", "aotpack backward": "backward", "aotpack update": "update"}
+"""Our own events around the parts of a step: ``update`` is that of the bundle's optimizers."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,16 @@ class Change:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """One step: the spans of its halves by name, its kernels and its changes of memory, each in order of time."""
+    """One step: the spans of its parts by name, its kernels and its changes of memory, each in order of time."""
 
-    halves: dict[str, Span]
+    parts: dict[str, Span]
     kernels: list[KernelSpan]
     changes: list[Change]
 
     @property
     def time(self) -> float:
-        """The time of its halves, in seconds."""
-        return sum(span.time for span in self.halves.values())
+        """The time of its parts, in seconds."""
+        return sum(span.time for span in self.parts.values())
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,7 @@ def trace_of(profiler: torch.profiler.profile) -> dict[str, Any]:
 
 def _step(model: LoadedProgram, method: str, inputs: StepInputs) -> Callable[[], None]:
     call, parameters, training = call_as_built(model, method), list(model.parameters()), method == "train"
+    optimizers = [model.aotpack.optimizer(name) for name in model.aotpack.program.optimizers] if training else []
 
     def step() -> None:
         for parameter in parameters:
@@ -122,8 +123,16 @@ def _step(model: LoadedProgram, method: str, inputs: StepInputs) -> Callable[[],
                 loss = loss_of(outputs)
                 with record_function("aotpack backward"):
                     loss.backward()
+                if stepped := [each for each in optimizers if _has_gradients(each)]:
+                    with record_function("aotpack update"):
+                        for optimizer in stepped:
+                            optimizer.step()
 
     return step
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _faster_half(items: Sequence[T], time_of: Callable[[T], float]) -> list[T]:
@@ -150,9 +159,9 @@ def read_steps(events: list[dict[str, Any]]) -> list[StepTrace]:
     named = [(span, event) for span, name in complete if (event := parse_event(name))]
     found = []
     for whole in [span for span, name in complete if name == STEP]:
-        halves = {HALVES[name]: span for span, name in complete if name in HALVES and _within(span.start, whole)}
+        parts = {PARTS[name]: span for span, name in complete if name in PARTS and _within(span.start, whole)}
         kernels = [KernelSpan(span, event) for span, event in named if _within(span.start, whole)]
-        found.append(StepTrace(halves, kernels, [change for change in changes if _within(change.at, whole)]))
+        found.append(StepTrace(parts, kernels, [change for change in changes if _within(change.at, whole)]))
     return found
 
 

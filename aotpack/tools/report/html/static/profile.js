@@ -1,4 +1,4 @@
-// Flame graphs of a profile: time and memory by half, module, source line and kernel.
+// Flame graphs of a profile: time and memory by part of the step, module, source line and kernel.
 "use strict";
 (() => {
   const all = aotpack.data("profile");
