@@ -1,7 +1,8 @@
 """What mkdocs does not do by itself: pages outside docs/ become part of the site, as do files of the repository that pages link.
 
-CONTRIBUTING.md and the specification are pages. Other files that exist are copied to ``source/``. A link to a folder becomes
-its text. A link to what does not exist is left alone, and fails the strict build.
+CONTRIBUTING.md and the specification are pages. The report on a fault of torch becomes a page with what it
+showed. Other files that exist are copied to ``source/``. A link to a folder becomes its text. A link to what
+does not exist is left alone, and fails the strict build.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from devtools.torch_fixes.programs import REPORTS, path_of
+from devtools.torch_fixes.reports import pages as pages_of_fixes
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+
 LINK = re.compile(r"(?P<head>!?\[(?P<text>[^\]]*)\]\()(?P<target>[^)\s]+)\)")
 
 
@@ -24,13 +29,17 @@ def on_files(files: Files, config: Any) -> Files:
     for page in pages:
         files.append(File.generated(config, str(page.relative_to(ROOT)), abs_src_path=str(page)))
     linked = {file for page in [*pages, *DOCS.rglob("*.md")] for file in _linked(page)}
-    for file in sorted(linked - set(pages)):
+    for fix, text in pages_of_fixes().items():
+        files.append(File.generated(config, _uri(path_of(fix)), content=text))
+    for file in sorted(linked - {*pages, *map(path_of, pages_of_fixes())}):
         files.append(File.generated(config, _uri(file), abs_src_path=str(file)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links to files of the repository, as links of the site."""
+    if page.file.abs_src_path is None:  # a page of a fix links nothing here
+        return markdown
     source = Path(page.file.abs_src_path)
     here = Path(page.file.src_uri).parent
 
@@ -62,6 +71,8 @@ def _resolved(page: Path, path: str) -> Path | None:
 
 
 def _uri(file: Path) -> str:
+    if file.parent == REPORTS:
+        return f"torch-fixes/{file.stem}.md"
     relative = file.relative_to(ROOT)
     page = file.suffix == ".md" and relative.parts[0] in {"CONTRIBUTING.md", "spec"}
     return str(relative) if page else f"source/{relative}"

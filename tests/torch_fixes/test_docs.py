@@ -7,28 +7,23 @@ from support.selection import nightly
 
 from aotpack._torch.fixes.entries import FIXES
 from aotpack._torch.fixes.register import Fix
-from devtools.torch_fixes import programs, reports
-
-from .harness import ROOT
+from devtools.torch_fixes import programs, reports, runs
 
 LINES = 18
 """The most lines of a report's program."""
 
 
 def test_the_pages_are_up_to_date() -> None:
-    made = reports.pages()
-    for file, text in made.items():
+    for file, text in reports.tables().items():
         assert file.read_text() == text, f"{file.name}: run scripts/torch-fixes docs"
-    folder = ROOT / "docs" / "torch-fixes"
-    assert set(folder.glob("*.md")) == {file for file in made if file.parent == folder}
-    assert {file.stem for file in folder.glob("*.py")} == {fix.id for fix in FIXES}
+    assert set(programs.REPORTS.glob("*.py")) == {programs.path_of(fix.id) for fix in FIXES}
 
 
 @pytest.mark.parametrize("fix", [pytest.param(fix, id=fix.id) for fix in FIXES])
 def test_a_report_is_ready(fix: Fix) -> None:
     """It has a title, and a short program without aotpack that was seen to show the fault; or it says why not."""
     report = programs.report_of(fix.id)
-    assert report.title
+    assert reports.pages()[fix.id].startswith(f"# {report.title}\n")
     assert "aotpack" not in report.program
     assert sum(map(bool, report.program.splitlines())) <= LINES
     assert bool(reports.shown_on(fix)) != reports.explained(fix), "run scripts/torch-fixes run"
@@ -43,7 +38,7 @@ def test_a_program_shows_what_its_page_says(fix: Fix) -> None:
     if fix.id not in RUN and not nightly():
         pytest.skip("scripts/test nightly runs it")
     report = programs.report_of(fix.id)
-    known = reports.results(fix.id, report).get(reports.RELEASE)
+    known = reports.results(fix.id, report).get(runs.RELEASE)
     if known is None:
         pytest.skip("it was not run with this torch")
     shown = programs.show(report.program)

@@ -101,7 +101,7 @@ def test_the_modules_and_functions_of_entries_are_found() -> None:
 
 def test_a_hook_that_is_never_reached_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a torch that still has a private name, but calls another function."""
-    monkeypatch.setattr(aot_autograd, "reached", lambda identifier: None)
+    monkeypatch.setattr(aot_autograd, "count_call", lambda identifier: None)
     with pytest.raises(UnsupportedTorchError, match="aot-export"):
         build(tmp_path / "x", "portable")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from .reports import run, write_pages
+from .reports import write_tables
+from .runs import run
 from .sources import check, record
 
 
@@ -19,7 +20,7 @@ def main() -> int:
     elif options.command == "record":
         record()
     elif options.command == "docs":
-        write_pages()
+        write_tables()
     else:
         return check()
     return 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..paths import ROOT
 
-PAGES = ROOT / "docs" / "torch-fixes"
+REPORTS = ROOT / "tests" / "torch_fixes" / "reports"
 NOT_SHOWN = "Not shown without aotpack: "
 """What a report starts a paragraph with if it has no program, and why."""
 _EXPECTED, _SEEN = "expected ", "seen "
@@ -52,9 +52,14 @@ class Shown:
         return self.expected != self.seen
 
 
+def path_of(identifier: str) -> Path:
+    """The file of the report of a fix."""
+    return REPORTS / f"{identifier.replace('-', '_')}.py"
+
+
 def report_of(identifier: str) -> Report:
     """Read the report of a fix."""
-    lines = (PAGES / f"{identifier}.py").read_text().splitlines(keepends=True)
+    lines = path_of(identifier).read_text().splitlines(keepends=True)
     length = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
     title, *text = (line.lstrip("#").strip() for line in lines[:length])
     paragraphs = [" ".join(paragraph.split("\n")) for paragraph in "\n".join(text).strip().split("\n\n")]

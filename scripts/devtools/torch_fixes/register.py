@@ -7,8 +7,6 @@ import importlib.util
 import sys
 from types import ModuleType
 
-import torch
-
 from ..paths import ROOT
 
 _FIXES = ROOT / "aotpack" / "_torch" / "fixes"
@@ -28,5 +26,3 @@ def _load() -> tuple[ModuleType, ModuleType, ModuleType]:
 
 
 REGISTER, SOURCES, ENTRIES = _load()
-MINOR: str = REGISTER.name_of(REGISTER.minor(str(torch.__version__)))
-"""The minor release of this torch, such as ``2.13``."""

@@ -1,28 +1,24 @@
-"""What the programs of the reports show on each torch, and the pages that say so."""
+"""The pages that say what the programs of the reports show on each torch. They need no torch."""
 
 from __future__ import annotations
 
 import functools
 import json
-import platform
 import textwrap
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..pages import replaced
 from ..paths import RESULTS, ROOT
-from .programs import NOT_SHOWN, PAGES, Report, Shown, report_of, show
+from .programs import NOT_SHOWN, REPORTS, Report, path_of, report_of
 from .register import ENTRIES, REGISTER
 
-SEEN = PAGES / "seen.json"
+SEEN = REPORTS / "seen.json"
 """What the programs showed: fix, then release of torch."""
 TABLE = ROOT / "docs" / "torch-fixes.md"
 README = ROOT / "README.md"
-RELEASE = str(torch.__version__).partition("+")[0]
 
 RAN = RESULTS / "torch-versions"
 """What ``scripts/test-torch`` stored, a file for each torch and Python."""
@@ -31,33 +27,9 @@ Seen = Mapping[str, Mapping[str, str]]
 """One fix's part of ``seen.json``."""
 
 
-def run(chosen: Sequence[str]) -> None:
-    """Run the programs of all reports, or of ``chosen`` fixes, with this torch; store what is new."""
-    for fix in ENTRIES.FIXES:
-        report = report_of(fix.id)
-        known = stored().get(fix.id, {}).get(RELEASE, {})
-        if (chosen and fix.id not in chosen) or not report.program or known.get("program") == report.fingerprint:
-            continue
-        shown = show(report.program)
-        _store(fix.id, report, shown)
-        print(f"{fix.id}: {'shown' if shown.differs else 'not shown'}", flush=True)
-
-
 def stored() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(SEEN.read_text()) if SEEN.exists() else {}
     return found
-
-
-def _store(fix: str, report: Report, shown: Shown) -> None:
-    everything = stored()
-    everything.setdefault(fix, {})[RELEASE] = {
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "program": report.fingerprint,
-        "expected": shown.expected,
-        "seen": shown.seen,
-    }
-    SEEN.write_text(json.dumps(everything, indent=1, sort_keys=True) + "\n")
 
 
 def results(fix: str, report: Report) -> dict[str, Mapping[str, str]]:
@@ -67,24 +39,21 @@ def results(fix: str, report: Report) -> dict[str, Mapping[str, str]]:
     return {release: found[release] for release in ordered if found[release]["program"] == report.fingerprint}
 
 
-def pages() -> dict[Path, str]:
-    """The pages about the fixes, by file: the one with a table of all, a report for each, and the README's count."""
-    made = {PAGES / f"{fix.id}.md": _page(fix) for fix in ENTRIES.FIXES}
-    made[TABLE] = replaced(TABLE, "fixes", _table())
+def pages() -> dict[str, str]:
+    """The text of the page about each fix, by its ID. The documentation's build makes them (scripts/docs_hooks.py)."""
+    return {fix.id: _page(fix) for fix in ENTRIES.FIXES}
+
+
+def tables() -> dict[Path, str]:
+    """The pages with a table of all fixes and with their count, by file."""
     counted = f"- Builds correct [{len(ENTRIES.FIXES)} known faults](docs/torch-fixes.md) of torch's compilers."
-    made[README] = replaced(README, "fixes", counted)
-    return made
+    return {TABLE: replaced(TABLE, "fixes", _table()), README: replaced(README, "fixes", counted)}
 
 
-def write_pages() -> None:
-    """Write the pages, and remove what belongs to no fix."""
-    made = pages()
-    for file, text in made.items():
-        file.parent.mkdir(parents=True, exist_ok=True)
+def write_tables() -> None:
+    """Write these pages, and remove what belongs to no fix from ``seen.json``."""
+    for file, text in tables().items():
         file.write_text(text)
-    for file in PAGES.glob("*.md"):
-        if file not in made:
-            file.unlink()
     known = stored()
     kept = {fix.id: known[fix.id] for fix in ENTRIES.FIXES if fix.id in known}
     SEEN.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
@@ -206,7 +175,7 @@ def _fixed(fixes: Sequence[Any]) -> str:
 
 def _row(fix: Any) -> str:
     cells = (
-        f"[{fix.id}](torch-fixes/{fix.id}.md)",
+        f"[{fix.id}](../{path_of(fix.id).relative_to(ROOT)})",
         fix.summary.replace("|", "\\|"),
         fix.severity,
         fix.fixed_in or "",

@@ -6,7 +6,10 @@ import json
 
 import torch
 
-from .register import ENTRIES, MINOR, REGISTER, SOURCES
+from .register import ENTRIES, REGISTER, SOURCES
+
+MINOR: str = REGISTER.name_of(REGISTER.minor(str(torch.__version__)))
+"""The minor release of this torch, such as ``2.13``."""
 
 
 def record() -> None:
