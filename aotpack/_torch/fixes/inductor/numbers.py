@@ -32,7 +32,7 @@ def keep_bytes() -> Iterator[None]:
 @contextlib.contextmanager
 def wrap_bytes() -> Iterator[None]:
     """Cast numbers to ``int8`` by way of ``int32``, as eager does: 200 gives -56. Inductor's vectors clamp."""
-    fix, convert = "inductor-casts-to-bytes", cpp.CppVecOverrides.to_dtype
+    convert: Callable[..., Any] = cpp.CppVecOverrides.to_dtype
 
     def wrapped(x: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Any:
         if dtype == torch.int8 and x.dtype.is_floating_point:
@@ -40,7 +40,7 @@ def wrap_bytes() -> Iterator[None]:
             x.dtype = torch.int32
         return convert(x, dtype, *args, **kwargs)
 
-    with patched(fix, cpp.CppVecOverrides, "to_dtype", wrapped):
+    with patched("inductor-casts-to-bytes", cpp.CppVecOverrides, "to_dtype", wrapped):
         yield
 
 
