@@ -17,6 +17,7 @@ from .._torch.tracing.state_assignments import ASSIGNS_STATE
 from . import source_lines
 
 BRANCH = "a Python branch depends on the value of a tensor"
+COUNT = "a Python branch depends on how many elements a result has, and values decide that (nonzero(), x[mask])"
 NUMBER = "Python computes with a number read from a tensor (item(), tolist(), int())"
 _NUMPY = "the model turns a tensor into a NumPy array, and tensors have no values while a model is traced"
 _SHAPE = "the size of a result depends on the values of a tensor"
@@ -30,6 +31,7 @@ _KINDS = (
     (_ENLARGED, r"Attempted to (resize a view tensor to a larger size|set the storage .* on different device \"meta\")"),
     (_RESIZED, r"isIntList\(\) INTERNAL ASSERT FAILED"),
     (_STRIDED, r"mutation on a view chain of length \d+, where view \d+ was an as_strided"),
+    (COUNT, r"data-dependent expression [^\n]*\(Size-like symbols: u\d"),
     (BRANCH, r"Data-dependent branching|data-dependent expression (Eq|Ne)\(u\d+, 1\)|aten\.(equal|is_nonzero|allclose)\b"),
     (NUMBER, r"data-dependent|local_scalar_dense|`Tensor\.item`"),
     (_NUMPY, r"\.numpy\(\) is not supported"),
