@@ -238,7 +238,8 @@ def _refused_by_all(
     Eager runs find out whether the model itself fails, and another trace whether following the
     branches of the example would help.
     """
-    follows = not follow_example and any(each.ours in (BRANCH, COUNT, NUMBER) for each in reasons) and _can_follow(source, front_ends)
+    of_values = any(each.ours in (BRANCH, COUNT, NUMBER) for each in reasons)
+    follows = not follow_example and of_values and _can_follow(source, front_ends)
     refusal = _no_front_end(reasons, training=source.training, follows=follows)
     refusal.__cause__ = cause
     with modes(source):
