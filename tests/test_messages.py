@@ -121,6 +121,16 @@ def test_a_branch_on_how_many_elements_there_are_is_told(tmp_path: Path) -> None
     assert "product with the mask" in error.hint
 
 
+def test_a_mean_over_an_empty_batch_is_told(tmp_path: Path) -> None:
+    def loss(x: Tensor) -> Tensor:
+        return torch.nn.functional.mse_loss(x, x.detach())
+
+    x = torch.zeros(0, 3, requires_grad=True)
+    with pytest.raises(CaptureError, match="give an example with elements, and let the size vary from 0") as caught:
+        aotpack.build(loss, (x,), out=tmp_path / "m", targets=("portable",), methods=("train",))
+    assert "ZeroDivisionError" not in str(caught.value)
+
+
 class Strided(nn.Module):
     """Writes to ``as_strided`` of a view, beyond that view."""
 

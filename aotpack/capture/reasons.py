@@ -26,7 +26,12 @@ _STRIDED = "the model writes to as_strided of a view; take as_strided of the who
 _ENLARGED = "the model enlarges a tensor in place (resize_), which this torch cannot trace; create a new tensor"
 _RESIZED = "the model resizes a tensor in place (resize_) to sizes that vary, which torch cannot trace; create a new tensor"
 _OUT = "a tensor passed as out= has other sizes, strides or another type than the result"
+_EMPTY = (
+    "torch traces no gradient of a mean over no elements (mse_loss, smooth_l1_loss, huber_loss of an empty batch): "
+    "give an example with elements, and let the size vary from 0 by dynamic_shapes"
+)
 _KINDS = (
+    (_EMPTY, r"ZeroDivisionError"),
     (_OUT, r"OutSizeError|with out= (list of )?tensor variant|non-contiguous `out=`"),
     (_ENLARGED, r"Attempted to (resize a view tensor to a larger size|set the storage .* on different device \"meta\")"),
     (_RESIZED, r"isIntList\(\) INTERNAL ASSERT FAILED"),
@@ -68,7 +73,7 @@ class Reason:
     @property
     def problem(self) -> Problem:
         """The reason as one problem of an error."""
-        alone = self.ours in (_STRIDED, _ENLARGED, _RESIZED)  # torch's message describes none of them
+        alone = self.ours in (_EMPTY, _STRIDED, _ENLARGED, _RESIZED)  # torch's message describes none of them
         text = f"{self.ours}: {self.torch}" if self.ours and not alone else self.ours or self.torch
         return Problem(", ".join(self.names), text + (f" [at {self.where}]" if self.where and self.where not in text else ""))
 
