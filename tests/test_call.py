@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import aotpack
-from aotpack_loader.errors import AutogradError, InputError, ModeError
+from aotpack_loader.errors import AutogradError, InputError, ModeError, OperatorError
 from devtools.native_calls import has_library, load_native
 
 
@@ -279,6 +279,20 @@ def test_wrong_arguments_are_listed_and_nothing_runs(loaded: aotpack.LoadedProgr
     for wanted in expected:
         assert any(problem.startswith(wanted) for problem in problems), "\n".join(problems)
     assert all(torch.equal(value, before[name]) for name, value in loaded.state_dict().items())
+
+
+def test_a_lazy_conjugate_is_computed_or_refused(load: Load, tmp_path: Path) -> None:
+    """A build takes it as an example. A view of it as real numbers, which torch makes by a lazy negation, is refused."""
+    z = torch.randn(3, 4, dtype=torch.complex64)
+    out = tmp_path / "m.aotpack"
+    aotpack.build(lambda z: (z.imag * 2, z.real), (z.conj(),), out=out, targets=("portable",), methods=("infer",))
+    model = load(out)
+    with torch.no_grad():
+        found = model(z.conj().resolve_conj())
+        assert torch.equal(found[0], -2 * z.imag)
+        assert torch.equal(found[1], z.real)
+        with pytest.raises(OperatorError, match=r"one of a lazy conjugate\.\s*Pass x\.resolve_conj\(\)"):
+            model(z.conj())
 
 
 def test_an_input_that_requires_a_gradient_is_fine_without_gradients(loaded: aotpack.LoadedProgram) -> None:

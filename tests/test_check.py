@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.ao.quantization import FusedMovingAvgObsFakeQuantize
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import register_pytree_node
 from torch.utils.checkpoint import checkpoint
@@ -401,6 +402,40 @@ def test_documented_differences_end_no_build(tmp_path: Path, model: Any, x: torc
     report = aotpack.build(model, (x,), out=out, targets=("portable",), methods=("train",), check=True)
     assert not any("not compared" in text for text in report.warnings)
     assert check.KEY not in toolchain(out)
+
+
+class _Rounded(nn.Module):
+    """Rows in eight bits, as quantizers write it: a row of zeros is divided by zero, and NaN is cast to an integer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        bits = (x / scale).round().clamp(-128, 127).to(torch.int8)
+        return self.head(x + (bits * scale - x).detach()), bits
+
+
+def _observed() -> nn.Module:
+    """A layer whose range is observed: the kernel writes buffers, and counts no versions."""
+    return nn.Sequential(nn.Linear(8, 4), FusedMovingAvgObsFakeQuantize(quant_min=0, quant_max=255))
+
+
+@pytest.mark.parametrize("make", [_Rounded, _observed])
+def test_quantizers_pass(tmp_path: Path, make: Callable[[], nn.Module]) -> None:
+    report = aotpack.build(make(), (torch.randn(4, 8),), out=tmp_path / "m.aotpack", targets=("cpu",))
+    assert not any("not compared" in text for text in report.warnings)
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.BatchNorm2d(3), nn.InstanceNorm2d(3), nn.GroupNorm(3, 3)], ids=["batch", "instance", "group"]
+)
+def test_constants_before_a_norm_pass(tmp_path: Path, norm: nn.Module) -> None:
+    """Eager multiplies before it subtracts the mean: of 3 it leaves 3e-5, and compiled code 0."""
+    x = torch.full((4, 3, 5, 5), 3.0)
+    report = aotpack.build(norm, (x,), out=tmp_path / "m.aotpack", targets=("cpu",), methods=("train",))
+    assert not any("not compared" in text for text in report.warnings)
 
 
 def test_an_input_at_a_threshold_is_what_it_is() -> None:

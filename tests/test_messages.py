@@ -106,6 +106,31 @@ def test_front_ends_with_one_reason_give_it_once(tmp_path: Path, capfd: pytest.C
     assert capfd.readouterr().err == ""  # torch logs what fails on fake tensors
 
 
+class Selecting(nn.Module):
+    """Asks how many rows there are to compute, as ``nn.AdaptiveLogSoftmaxWithLoss`` does."""
+
+    def forward(self, img: Tensor) -> Tensor:
+        rows = (img.sum(1) > 0).nonzero().squeeze(1)
+        return img if rows.numel() == 0 else img.index_select(0, rows)
+
+
+def test_a_branch_on_how_many_elements_there_are_is_told(tmp_path: Path) -> None:
+    error = refusal(Selecting(), tmp_path / "m")
+    (problem,) = error.problems
+    assert problem.message.startswith(f"{reasons.COUNT}: ")
+    assert "product with the mask" in error.hint
+
+
+def test_a_mean_over_an_empty_batch_is_told(tmp_path: Path) -> None:
+    def loss(x: Tensor) -> Tensor:
+        return torch.nn.functional.mse_loss(x, x.detach())
+
+    x = torch.zeros(0, 3, requires_grad=True)
+    with pytest.raises(CaptureError, match="give an example with elements, and let the size vary from 0") as caught:
+        aotpack.build(loss, (x,), out=tmp_path / "m", targets=("portable",), methods=("train",))
+    assert "ZeroDivisionError" not in str(caught.value)
+
+
 class Strided(nn.Module):
     """Writes to ``as_strided`` of a view, beyond that view."""
 

@@ -49,7 +49,7 @@ from .front_end_input import FrontEndInput
 from .inputs.dynamic_shapes import DynamicShapes
 from .inputs.examples import BUILD_DEVICES
 from .modes import mode, modes
-from .reasons import BRANCH, NUMBER, Reason, by_use, merged, reason
+from .reasons import BRANCH, COUNT, NUMBER, Reason, by_use, merged, reason
 from .regions import as_regions, recomputes_regions, repeated_layers
 from .returned import Returned
 from .sparse_gradients import with_parts_of_gradients
@@ -238,7 +238,8 @@ def _refused_by_all(
     Eager runs find out whether the model itself fails, and another trace whether following the
     branches of the example would help.
     """
-    follows = not follow_example and any(each.ours in (BRANCH, NUMBER) for each in reasons) and _can_follow(source, front_ends)
+    of_values = any(each.ours in (BRANCH, COUNT, NUMBER) for each in reasons)
+    follows = not follow_example and of_values and _can_follow(source, front_ends)
     refusal = _no_front_end(reasons, training=source.training, follows=follows)
     refusal.__cause__ = cause
     with modes(source):
@@ -274,6 +275,8 @@ def _no_front_end(refused: Sequence[Reason], *, training: bool, follows: bool) -
         hints.append(_WHOLE_HINT)
     if follows:
         hints.append(_BRANCH_HINT)
+    elif any(each.ours == COUNT for each in refused):
+        hints.append(_COUNT_HINT)
     elif any(each.ours == NUMBER for each in refused):
         hints.append(_NUMBER_HINT)
     elif any(each.ours == BRANCH for each in refused):
@@ -295,6 +298,7 @@ _NUMBER_HINT = (
     "A trace has no value for float() of a tensor or for functions of math: compute with the tensor instead. "
     'With branches="example", a model may compare the result of item(), and read integers with int().'
 )
+_COUNT_HINT = "Compute with all rows, and use torch.where or a product with the mask in place of selecting some."
 _TENSOR_HINT = "Use torch.where, or torch.cond, in place of the branch."
 
 

@@ -17,6 +17,7 @@ from .._torch.tracing.state_assignments import ASSIGNS_STATE
 from . import source_lines
 
 BRANCH = "a Python branch depends on the value of a tensor"
+COUNT = "a Python branch depends on how many elements a result has, and values decide that (nonzero(), x[mask])"
 NUMBER = "Python computes with a number read from a tensor (item(), tolist(), int())"
 _NUMPY = "the model turns a tensor into a NumPy array, and tensors have no values while a model is traced"
 _SHAPE = "the size of a result depends on the values of a tensor"
@@ -25,11 +26,17 @@ _STRIDED = "the model writes to as_strided of a view; take as_strided of the who
 _ENLARGED = "the model enlarges a tensor in place (resize_), which this torch cannot trace; create a new tensor"
 _RESIZED = "the model resizes a tensor in place (resize_) to sizes that vary, which torch cannot trace; create a new tensor"
 _OUT = "a tensor passed as out= has other sizes, strides or another type than the result"
+_EMPTY = (
+    "torch traces no gradient of a mean over no elements (mse_loss, smooth_l1_loss, huber_loss of an empty batch): "
+    "give an example with elements, and let the size vary from 0 by dynamic_shapes"
+)
 _KINDS = (
+    (_EMPTY, r"ZeroDivisionError"),
     (_OUT, r"OutSizeError|with out= (list of )?tensor variant|non-contiguous `out=`"),
     (_ENLARGED, r"Attempted to (resize a view tensor to a larger size|set the storage .* on different device \"meta\")"),
     (_RESIZED, r"isIntList\(\) INTERNAL ASSERT FAILED"),
     (_STRIDED, r"mutation on a view chain of length \d+, where view \d+ was an as_strided"),
+    (COUNT, r"data-dependent expression [^\n]*\(Size-like symbols: u\d"),
     (BRANCH, r"Data-dependent branching|data-dependent expression (Eq|Ne)\(u\d+, 1\)|aten\.(equal|is_nonzero|allclose)\b"),
     (NUMBER, r"data-dependent|local_scalar_dense|`Tensor\.item`"),
     (_NUMPY, r"\.numpy\(\) is not supported"),
@@ -66,7 +73,7 @@ class Reason:
     @property
     def problem(self) -> Problem:
         """The reason as one problem of an error."""
-        alone = self.ours in (_STRIDED, _ENLARGED, _RESIZED)  # torch's message describes none of them
+        alone = self.ours in (_EMPTY, _STRIDED, _ENLARGED, _RESIZED)  # torch's message describes none of them
         text = f"{self.ours}: {self.torch}" if self.ours and not alone else self.ours or self.torch
         return Problem(", ".join(self.names), text + (f" [at {self.where}]" if self.where and self.where not in text else ""))
 

@@ -335,7 +335,7 @@ class _Candidate:
             seen = observe(call, arguments, called, lambda: state_of(model), once=True)
         state = state_of(model)
         in_backward = method.backward is not None and bool(method.backward.state_writes)
-        self._is_written = in_backward or bool(seen.written & state.keys())
+        self._is_written = in_backward or bool(method.mutations)  # not by versions: some kernels write without counting
         if any(tensor is not before.get(path) for path, tensor in state.items()):
             self._loaded, self._is_written = None, False
         for tensor in state.values():

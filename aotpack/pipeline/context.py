@@ -16,7 +16,7 @@ from .._torch.tracing.aot_autograd import Decompositions
 from ..capture.inputs.aliasing import has_gaps
 from ..capture.inputs.dynamic_shapes import DynamicShapes
 from ..capture.inputs.dynamic_shapes import resolve as resolve_shapes
-from ..capture.inputs.examples import named_leaves, refuse_devices, refuse_layouts
+from ..capture.inputs.examples import named_leaves, refuse_devices, refuse_layouts, without_lazy_flags
 from ..model.state import StoredTensors, describe_state, named_state
 from ..model.subclasses import check_memory_is_separate
 from .options import MethodPlan, Options
@@ -91,7 +91,7 @@ def begin(run: Run, example: Example, options: Options) -> BuildContext:
 
 def with_inputs(run: Run, context: BuildContext, example: Example) -> BuildContext:
     """Return the context with the example inputs of its model, and refuse those that cannot be traced."""
-    args, kwargs = example.args, example.kwargs
+    args, kwargs = without_lazy_flags(example.args, example.kwargs)
     tensors = named_leaves(context.model, args, kwargs)
     refuse_layouts(tensors)
     refuse_devices(tensors)

@@ -24,6 +24,9 @@ _EXACT: Final = {
 _ADDS_IN_HALF: Final = {"native_layer_norm_backward"}
 """Operators whose kernels add numbers of half precision in half precision, also for sums that they return in float32."""
 
+_SCALE_FIRST: Final = {"native_batch_norm", "native_group_norm"}
+"""Norms that multiply before they subtract the mean: whole numbers are rounded, too, and constants become no zeros."""
+
 _OVERLAPS: Final = 1
 """What torch answers of a tensor of which several elements are one; such a tensor cannot be written to."""
 
@@ -36,11 +39,11 @@ A sum of n equal terms, one after the other, is off by up to n/4 roundings: they
 """
 
 
-def nudge(tensor: torch.Tensor, generator: torch.Generator, roundings: int) -> None:
+def nudge(tensor: torch.Tensor, generator: torch.Generator, roundings: int, *, also_whole: bool = False) -> None:
     """Move every number by up to some roundings at random, and all of them by some in one direction.
 
-    Roundings of a long sum add up: a mean of zero moves with the drift. Whole numbers stay, because a
-    model may compare them: masks, labels, counts.
+    Roundings of a long sum add up: a mean of zero moves with the drift. Whole numbers stay unless
+    ``also_whole``, because a model may compare them: masks, labels, counts.
     """
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
@@ -57,8 +60,8 @@ def nudge(tensor: torch.Tensor, generator: torch.Generator, roundings: int) -> N
         steps = torch.randint(-roundings, roundings + 1, tensor.shape, generator=generator)
         drift = torch.randint(-roundings, roundings + 1, (), generator=generator) * tensor.sign().double()
         factors = (1 + eps * (steps + drift)).to(torch.promote_types(tensor.dtype, torch.float32))
-        whole = (tensor == tensor.round()) & (tensor.abs() < 1 / eps)
-        tensor.copy_(torch.where(whole, tensor, (tensor * factors).to(tensor.dtype)))
+        stays = (tensor == tensor.round()) & (tensor.abs() < 1 / eps) & (not also_whole)
+        tensor.copy_(torch.where(stays, tensor, (tensor * factors).to(tensor.dtype)))
 
 
 class Nudged(TorchDispatchMode):
@@ -78,6 +81,9 @@ class Nudged(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if torch.Tag.pointwise not in func.tags and all(returned.alias_info is None for returned in func._schema.returns):
             args, kwargs = tree_map_only(torch.Tensor, self._moved, (args, kwargs))
+        if func._schema.name.removeprefix("aten::") in _SCALE_FIRST:
+            args = (args[0].clone(), *args[1:])
+            nudge(args[0], self._generator, self._roundings, also_whole=True)
         result = func(*args, **(kwargs or {}))
         # There sums are gradients of parameters, which are results. Others move what comes after them, at kinks by much.
         in_backward = torch._C._current_graph_task_id() >= 0

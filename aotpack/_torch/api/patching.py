@@ -57,9 +57,10 @@ def replaced(identifier: str, owner: Any, name: str, function: Callable[..., Any
     """Replace a function of torch.
 
     Static methods and class methods (``cls`` comes first) stay such. ``__wrapped__`` is the
-    original.
+    original, and ``__name__`` its name, by which Inductor finds the scalar code of an operator.
     """
     original = inspect.getattr_static(owner, name)
+    function.__name__ = name
     function.__wrapped__ = getattr(original, "__func__", original)  # type: ignore[attr-defined]
     kind = type(original) if isinstance(original, (staticmethod, classmethod)) else None
     return hooked(identifier, owner, name, kind(function) if kind else function)

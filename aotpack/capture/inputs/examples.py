@@ -85,6 +85,22 @@ BUILD_DEVICES = ("cpu", "meta")
 """Where tensors are while a model is traced."""
 
 
+def without_lazy_flags(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with lazy conjugates and negations computed, as a call computes them (``spec/arguments.md``, A4)."""
+    known: dict[int, torch.Tensor] = {}
+
+    def computed(leaf: torch.Tensor) -> torch.Tensor:
+        if not (leaf.is_conj() or leaf.is_neg()):
+            return leaf
+        if id(leaf) not in known:
+            value = (leaf.detach() if leaf.is_leaf else leaf).resolve_conj().resolve_neg()
+            known[id(leaf)] = value.requires_grad_(leaf.requires_grad) if leaf.is_leaf else value
+        return known[id(leaf)]
+
+    made: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(torch.Tensor, computed, (args, kwargs))
+    return made
+
+
 def refuse_layouts(leaves: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Refuse example tensors that are sparse or quantized.
 

@@ -110,7 +110,7 @@ def replayer(number: int, result: schema.AliasResult, wanted: Collection[Key]) -
                     kept[keep_call] = found
                 value = found if select is None else found[select]
             except (RuntimeError, IndexError, TypeError, ValueError) as error:
-                raise _failed(number, error) from error
+                raise _failed(number, error, base) from error
             if keep is not None:
                 kept[keep] = value
         return value
@@ -136,15 +136,16 @@ def replayer(number: int, result: schema.AliasResult, wanted: Collection[Key]) -
     return replay
 
 
-def _failed(number: int, error: Exception) -> OperatorError:
-    """The error for a view that cannot be made."""
+def _failed(number: int, error: Exception, base: torch.Tensor) -> OperatorError:
+    """The error for a view of ``base`` that cannot be made."""
     if isinstance(error, OperatorError):
         return error
-    reason = str(error).partition("\n")[0]
-    return OperatorError(
-        f"Result {number} of the model is a view that torch refuses to make: {reason}",
-        hint="Types and sizes of the arguments are as the bundle expects them: the bundle may be damaged.",
-    )
+    if base.is_conj():
+        reason, hint = "it would be one of a lazy conjugate.", "Pass x.resolve_conj() for such an argument."
+    else:
+        reason = str(error).partition("\n")[0]
+        hint = "Types and sizes of the arguments are as the bundle expects them: the bundle may be damaged."
+    return OperatorError(f"Result {number} of the model is a view that torch refuses to make: {reason}", hint=hint)
 
 
 def _kept(key: Key) -> Callable[[torch.Tensor, Environment, Kept], Any]:

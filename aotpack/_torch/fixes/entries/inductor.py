@@ -64,6 +64,14 @@ FIXES = (
         patches=(f"{_CPP}.CppOverrides.abs",),
     ),
     _fix(
+        id="inductor-casts-to-bytes",
+        severity="wrong-values",
+        summary="Vectors clamp numbers that they cast to `int8`: 200 is 127 and NaN is -128, where eager gives -56 and 0.",
+        searched="2026-11-30",
+        apply="fixes.inductor.numbers:wrap_bytes",
+        patches=(f"{_CPP}.CppVecOverrides.to_dtype",),
+    ),
+    _fix(
         id="inductor-casts-round",
         severity="wrong-values",
         summary="`x.bfloat16().float()` is `x`: the cast is computed in float32, and rounded only where it is stored.",
