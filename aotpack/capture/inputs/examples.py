@@ -89,14 +89,19 @@ def without_lazy_flags(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[t
     """Return the arguments with lazy conjugates and negations computed, as a call computes them (``spec/arguments.md``, A4)."""
     known: dict[int, torch.Tensor] = {}
 
+    def is_lazy(leaf: Any) -> bool:
+        return isinstance(leaf, torch.Tensor) and (leaf.is_conj() or leaf.is_neg())
+
     def computed(leaf: torch.Tensor) -> torch.Tensor:
-        if not (leaf.is_conj() or leaf.is_neg()):
+        if not is_lazy(leaf):
             return leaf
         if id(leaf) not in known:
             value = (leaf.detach() if leaf.is_leaf else leaf).resolve_conj().resolve_neg()
             known[id(leaf)] = value.requires_grad_(leaf.requires_grad) if leaf.is_leaf else value
         return known[id(leaf)]
 
+    if not any(map(is_lazy, pytree.tree_leaves((args, kwargs)))):
+        return args, kwargs  # the same containers: two arguments may be one
     made: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(torch.Tensor, computed, (args, kwargs))
     return made
 
