@@ -29,9 +29,10 @@ def on_files(files: Files, config: Any) -> Files:
     for page in pages:
         files.append(File.generated(config, str(page.relative_to(ROOT)), abs_src_path=str(page)))
     linked = {file for page in [*pages, *DOCS.rglob("*.md")] for file in _linked(page)}
-    for fix, text in pages_of_fixes().items():
-        files.append(File.generated(config, _uri(path_of(fix)), content=text))
-    for file in sorted(linked - {*pages, *map(path_of, pages_of_fixes())}):
+    reports = {path_of(fix): text for fix, text in pages_of_fixes().items()}
+    for report, text in reports.items():
+        files.append(File.generated(config, _uri(report), content=text))
+    for file in sorted(linked - {*pages, *reports}):
         files.append(File.generated(config, _uri(file), abs_src_path=str(file)))
     return files
 

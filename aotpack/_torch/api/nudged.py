@@ -82,8 +82,7 @@ class Nudged(TorchDispatchMode):
         if torch.Tag.pointwise not in func.tags and all(returned.alias_info is None for returned in func._schema.returns):
             args, kwargs = tree_map_only(torch.Tensor, self._moved, (args, kwargs))
         if func._schema.name.removeprefix("aten::") in _SCALE_FIRST:
-            args = (args[0].clone(), *args[1:])
-            nudge(args[0], self._generator, self._roundings, also_whole=True)
+            args = (self._nudged(args[0], also_whole=True), *args[1:])
         result = func(*args, **(kwargs or {}))
         # There sums are gradients of parameters, which are results. Others move what comes after them, at kinks by much.
         in_backward = torch._C._current_graph_task_id() >= 0
@@ -98,10 +97,11 @@ class Nudged(TorchDispatchMode):
         return result
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        if storage_address(tensor) not in self._given:
-            return tensor
+        return self._nudged(tensor) if storage_address(tensor) in self._given else tensor
+
+    def _nudged(self, tensor: torch.Tensor, *, also_whole: bool = False) -> torch.Tensor:
         made = tensor.clone()
-        nudge(made, self._generator, self._roundings)
+        nudge(made, self._generator, self._roundings, also_whole=also_whole)
         return made
 
 

@@ -92,7 +92,7 @@ def copied(module: GraphModule, decompositions: Rules, restrided_inputs: Collect
     """
     copy = _Copy(decompositions)
     for i, node in enumerate(module.graph.find_nodes(op="placeholder")):
-        copy.add_input(f"arg{i}_1", node, restrided_inputs=i in restrided_inputs)
+        copy.add_input(f"arg{i}_1", node, restrided=i in restrided_inputs)
     with torch.no_grad(), fake_mode_of(module.graph), preserve_node_meta():
         try:
             for node in module.graph.nodes:
@@ -122,10 +122,10 @@ class _Copy:
         """What stands for an argument of the other graph, or for the nodes in it."""
         return map_aggregate(value, lambda x: self._known[x] if isinstance(x, Node) else x)
 
-    def add_input(self, name: str, node: Node, *, restrided_inputs: bool) -> None:
+    def add_input(self, name: str, node: Node, *, restrided: bool) -> None:
         copy = self._known[node] = self.graph.placeholder(name)
         copy.meta["val"] = node.meta["val"]
-        if restrided_inputs:
+        if restrided:
             self._restrided.add(copy)
 
     def add(self, node: Node) -> None:

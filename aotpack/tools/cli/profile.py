@@ -158,9 +158,8 @@ def _table(profile: Profile, by: By, rows: Sequence[Row]) -> Table:
     headings = [by, "time", "share", *parts, "saved", "at the peak"]
     for heading in headings:
         table.add_column(heading, justify="left" if heading == by else "right", overflow="fold", no_wrap=heading != by)
-    total = profile.total
     for row in rows:
-        share = f"{row.time / total:.1%}" if total else ""
+        share = f"{row.time / profile.step:.1%}" if profile.step else ""
         sizes = [size_text(size) if size else "" for size in (row.saved, row.peak)]
         times = [time_text(time) if (time := getattr(row, part)) else "" for part in parts]
         table.add_row(plain(row.name), time_text(row.time), share, *times, *sizes)

@@ -26,12 +26,11 @@ def profile_page(profile: Profile, notes: Sequence[str], machine: str) -> str:
         "lines": ("Source lines", "The innermost line of the original.", profile.by_line()),
         "kernels": ("Kernels", "What was measured: compiled kernels, and operators of libraries.", profile.by_kernel()),
     }
-    total = profile.total
     sections = [
         Section("overview", "Overview", fragment("profile/overview", profile=profile, notes=notes, machine=machine)),
         Section("time", "Time", _flame("time"), "By part of the step and module, below it by line and kernel. A click zooms in."),
         Section("memory", "Memory", _flame("peak", "saved"), "Beside parameters, buffers and arguments."),
-        *[Section(key, title, _table(key, rows, total), note) for key, (title, note, rows) in tables.items()],
+        *[Section(key, title, _table(key, rows, profile.step), note) for key, (title, note, rows) in tables.items()],
     ]
     data = {measure: [_flame_row(cell, measure) for cell in profile.cells if getattr(cell, measure)] for measure in _MEASURES}
     title = f"{profile.bundle}: where time and memory go"

@@ -68,8 +68,8 @@ class Profile:
 
     ``plain_step`` is the time of a step without the profiler, ``step`` with it, in seconds. Both are
     means of the faster half of the steps. ``forward``, ``backward`` and ``update`` are the times of its
-    parts, with the profiler. The cells add up to these. The update is that of the bundle's optimizers, if it
-    has any. ``peak`` are the bytes that a step allocates at most.
+    parts, with the profiler, and add up to ``step``. The cells add up to these. The update is that of the
+    bundle's optimizers, if it has any. ``peak`` are the bytes that a step allocates at most.
     ``located``: the bundle says where nodes come from. ``named``: its code announces its kernels.
     """
 
@@ -90,11 +90,6 @@ class Profile:
     located: bool
     named: bool
     cells: list[Cell]
-
-    @property
-    def total(self) -> float:
-        """The time of all parts."""
-        return self.forward + self.backward + self.update
 
     @property
     def saved(self) -> int:
