@@ -5,20 +5,21 @@ match eager.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import core_aten_decompositions, decomposition_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..fixes.applying import apply_fixes
 from .aot_autograd import Decompositions
 
 
-def core_decompositions(also: Iterable[Any] = ()) -> Decompositions:
-    """Torch's decompositions of operators outside its core set, and of the operators ``also``."""
-    return {**core_aten_decompositions(), **get_decompositions(list(also))}
+def all_decompositions() -> Decompositions:
+    """Torch's decompositions of operators, those of its core set included."""
+    found = {operator: rule for operator, rule in decomposition_table.items() if isinstance(operator, torch._ops.OpOverload)}
+    return {**found, **core_aten_decompositions()}
 
 
 def trace(function: Callable[..., Any], examples: Sequence[Any], table: Decompositions) -> torch.fx.Graph:

@@ -1,16 +1,13 @@
-"""The XLA target lowers each graph through torch_xla to HLO and StableHLO, or compiles it for one
-platform.
+"""The XLA target lowers each graph by rules of its own over jax to StableHLO. It derives HLO for torch_xla from that,
+or compiles it for one platform.
 
-Lowering uses placeholders: nothing runs, and no weight is in memory. If torch_xla would compute an
-operator differently from torch, the operator is decomposed (:mod:`.normalise`). If that is not
-possible, it is rejected with the user's source line (:mod:`.check`, :mod:`.lower`).
+Lowering runs nothing, and no weight is in memory. Operators without a rule (:mod:`.rules`) are decomposed
+(:mod:`.normalise`). If torch has no decomposition either, they are rejected with the user's source line
+(:mod:`.check`, :mod:`.lower`).
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +15,7 @@ import torch
 from msgspec import structs
 
 from aotpack_loader.devices.xla import has_subclasses, unsupported, unsupported_state
-from aotpack_loader.errors import BuildError, UnsupportedError
+from aotpack_loader.errors import Problem, UnsupportedError
 from aotpack_loader.format import media_types, schema
 from aotpack_loader.format.donations import of_backward, of_forward
 
@@ -29,22 +26,22 @@ from ..base import Capabilities, GraphToCompile, Target
 from . import aot
 
 if TYPE_CHECKING:
-    from ..._torch.api.xla import Module
+    from .compiler import Compiler
+    from .lower import Lowered
     from .sharing import Views
+
+_TORCH_XLA = "==2.9.*"
+"""The releases of torch_xla, and of torch, that run programs which are not compiled. There are no later ones."""
 
 
 class XlaTarget(Target):
-    """Devices behind XLA, through torch_xla.
-
-    One computation serves CPUs, TPUs and others, and is compiled at load.
+    """Devices behind XLA, through torch_xla: one program serves CPUs, TPUs and others, and is compiled at load.
 
     Args:
-        variant: the platform to compile for during the build, through jaxlib: ``cpu``, or a TPU's
-            topology (``tpu-v5e-2x2``). Empty: none.
+        variant: the platform to compile for during the build: ``cpu``, or a TPU's topology (``tpu-v5e-2x2``). Empty: none.
 
     Raises:
-        BuildError: torch_xla cannot be imported, or jaxlib if a variant needs it; the variant does
-            not exist; or there is no device.
+        BuildError: jax is not installed, or libtpu if the variant needs it; or the variant does not exist.
     """
 
     capabilities = Capabilities(specializes=True, keeps_loops=True)
@@ -52,28 +49,7 @@ class XlaTarget(Target):
     def __init__(self, variant: str = "") -> None:
         self._variant = variant
         self._platform = aot.Platform(variant) if variant else None
-        is_chosen_here = "PJRT_DEVICE" not in os.environ  # then the CPU: lowering runs nothing
-        try:
-            from ..._torch.api import xla
-        except ImportError as error:
-            raise BuildError(
-                f"The xla target needs torch_xla 2.9 with torch 2.9; this is torch {torch.__version__}: {error}",
-                hint="scripts/setup-xla makes such an environment; pip install 'aotpack[xla]' into a fresh one does too.",
-            ) from error
-        try:
-            xla.make_device()
-        except (OSError, RuntimeError) as error:
-            raise BuildError(
-                f"torch_xla has no device here: {str(error).strip().splitlines()[0]}",
-                hint="A build runs nothing on the device: set PJRT_DEVICE=CPU.",
-            ) from error
-        if is_chosen_here and importlib.util.find_spec("libtpu") is not None:
-            warnings.warn(
-                "This build makes XLA's CPU device, and there is libtpu here: this process can use no TPU any more. "
-                "Set PJRT_DEVICE to TPU, or to CPU, before the build, or load bundles in a fresh process.",
-                stacklevel=2,
-            )
-        self._toolchain = xla.fingerprint()
+        aot.installed("jax", "jaxlib")
 
     @property
     def name(self) -> str:
@@ -98,12 +74,21 @@ class XlaTarget(Target):
     ) -> TargetEntry:
         if self._platform is None:  # with a platform, code runs on tensors with strides and addresses
             _refuse_state(state)
+        if self._platform is None:
+            return self._compile(graphs, store, cache, None)
+        with self._platform.compiler() as compiler:
+            return self._compile(graphs, store, cache, compiler)
+
+    def _compile(
+        self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache, compiler: Compiler | None
+    ) -> TargetEntry:
         modules = _normalised(graphs)
         computations: dict[str, list[schema.XlaExecutable]] = {}
         for item in graphs:  # a forward before its backward
             forwards = computations.get(f"{_method_of(item)}.forward", [])
             computations[item.key] = [
-                self._computation(item, *module, forwards[i : i + 1], store, cache) for i, module in enumerate(modules[item.key])
+                self._computation(item, *module, forwards[i : i + 1], store, cache, compiler)
+                for i, module in enumerate(modules[item.key])
             ]
         varying = {item.key: item.specializations for item in graphs if item.specializations}
         fixed = {key: only for key, (only, *_) in computations.items() if key not in varying}
@@ -111,7 +96,7 @@ class XlaTarget(Target):
         by_sizes = {name: _by_sizes(sizes, computations, name) for name, sizes in methods.items()}
         every = [computation for several in computations.values() for computation in several]
         layers = [blob for item in every for blob in (item.hlo, item.stablehlo, item.code) if blob is not None]
-        return self._entry(fixed, by_sizes, layers)
+        return self._entry(fixed, by_sizes, layers, compiler)
 
     def _computation(
         self,
@@ -121,6 +106,7 @@ class XlaTarget(Target):
         forward: Sequence[schema.XlaExecutable],
         store: BlobStore,
         cache: CompileCache,
+        compiler: Compiler | None,
     ) -> schema.XlaExecutable:
         """Lower a normalised graph and add its code to ``store``.
 
@@ -134,8 +120,9 @@ class XlaTarget(Target):
             inputs = module.graph.find_nodes(op="placeholder")
             order_recomputation(module, inputs[len(item.method.backward.saved) :])
         call_repeats(module)
-        lowered = lower(module, item.key, item.private, views)
-        code = {} if lowered.program is None else self._code(item.key, lowered.program, store, cache)
+        platform = "cpu" if self._platform is None else self._platform.device
+        lowered = lower(module, item.key, item.private, views, platform=platform)
+        code = {} if lowered.stablehlo is None else self._code(item.key, lowered, lowered.stablehlo, store, cache, compiler)
         computation = schema.XlaExecutable(lowered.parameters, lowered.results, lowered.outputs)
         if self._platform is not None or item.method is None:
             return structs.replace(computation, **code)
@@ -143,12 +130,23 @@ class XlaTarget(Target):
         donated = [i for i, parameter in enumerate(computation.parameters) if parameter.input in found]
         return structs.replace(computation, donated=donated, **code)
 
-    def _code(self, key: str, program: Module, store: BlobStore, cache: CompileCache) -> dict[str, schema.Descriptor]:
+    def _code(
+        self,
+        key: str,
+        lowered: Lowered,
+        stablehlo: bytes,
+        store: BlobStore,
+        cache: CompileCache,
+        compiler: Compiler | None,
+    ) -> dict[str, schema.Descriptor]:
         """The blobs of a computation, by their field of :class:`schema.XlaExecutable`."""
-        portable = store.add_compressed(program.stablehlo, media_types.CODE_STABLEHLO)
-        if self._platform is None:
-            return {"hlo": store.add_compressed(program.hlo, media_types.CODE_HLO), "stablehlo": portable}
-        compiled = self._platform.compile(key, program.stablehlo, cache)
+        from .stablehlo import hlo
+
+        portable = store.add_compressed(stablehlo, media_types.CODE_STABLEHLO)
+        if self._platform is None or compiler is None:
+            _refuse_for_torch_xla(key, lowered)
+            return {"hlo": store.add_compressed(hlo(stablehlo), media_types.CODE_HLO), "stablehlo": portable}
+        compiled = self._platform.compile(key, stablehlo, cache, compiler)
         return {"stablehlo": portable, "code": store.add_compressed(compiled, media_types.CODE_PJRT)}
 
     def _entry(
@@ -156,24 +154,32 @@ class XlaTarget(Target):
         computations: dict[str, schema.XlaExecutable],
         specializations: dict[str, list[schema.Specialization]],
         layers: list[schema.Descriptor],
+        compiler: Compiler | None,
     ) -> TargetEntry:
-        if self._platform is not None:
-            return self._platform.entry(self.name, computations, specializations, layers, self._toolchain)
+        from .stablehlo import releases
+
+        toolchain = {"torch": str(torch.__version__), **releases()}
+        if self._platform is not None and compiler is not None:
+            toolchain |= self._platform.toolchain(compiler)
+            return self._platform.entry(self.name, computations, specializations, layers, toolchain)
         target = schema.Target(
             name=self.name,
             kind="xla",
             device="xla",
-            torch=_same_minor(self._toolchain["torch"]),
-            toolchain=self._toolchain,
+            torch=_TORCH_XLA,
+            toolchain=toolchain,
             xla=computations,
-            packages={"torch_xla": _same_minor(self._toolchain["torch_xla"])},
+            packages={"torch_xla": _TORCH_XLA},
             specializations=specializations,
         )
         return TargetEntry(target, None, layers)
 
 
 _REFUSED = "XLA cannot compute all of this model."
-_INSTEAD = "Write these parts with other operators, compute them outside the model, or build for the CPU (target 'cpu')."
+_INSTEAD = (
+    "Write these parts with other operators, compute them outside the model, or build for the targets 'portable' or 'cpu', "
+    "which run every operator of torch."
+)
 
 
 def _method_of(item: GraphToCompile) -> str:
@@ -187,6 +193,21 @@ def _refuse_state(state: Sequence[schema.StateEntry]) -> None:
             "An XLA device cannot hold all of this model's parameters and buffers.",
             found,
             hint="Use a clone() for one of them, or register one tensor under both names.",
+        )
+
+
+def _refuse_for_torch_xla(key: str, lowered: Lowered) -> None:
+    """Reject programs that torch_xla cannot run."""
+    if not lowered.parameters:
+        raise UnsupportedError(
+            f"{key} depends on no argument, parameter or buffer, and torch_xla runs no computation without any.",
+            hint="Create what it returns outside the model, or return it together with a value computed from an argument.",
+        )
+    if lowered.calls:
+        raise UnsupportedError(
+            "torch_xla lacks functions that the program calls.",
+            [Problem(key, f"calls {name}, of jaxlib's library for the CPU") for name in sorted(lowered.calls)],
+            hint="Build for xla:cpu, which jaxlib runs, or for the targets 'portable' or 'cpu'.",
         )
 
 
@@ -242,7 +263,3 @@ def _by_sizes(
     backwards = computations.get(f"{method}.backward", [None] * len(forwards))
     together = zip(specializations, forwards, backwards, strict=True)
     return [schema.Specialization(dict(sizes), forward, backward) for sizes, forward, backward in together]
-
-
-def _same_minor(release: str) -> str:
-    return f"=={'.'.join(release.split('.')[:2])}.*"

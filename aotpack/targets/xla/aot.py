@@ -1,16 +1,13 @@
 """Compiles StableHLO with jaxlib to XLA's own code for one platform: this machine's CPU, or a TPU
 that need not be present.
 
-All APIs of jax that the compiler uses are here. Tried on: jax and jaxlib 0.10.2, libtpu 0.0.51.
+Tried on: jax and jaxlib 0.10.2, libtpu 0.0.51.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from aotpack_loader.devices import cpuinfo
 from aotpack_loader.errors import BuildError, Problem
@@ -18,6 +15,7 @@ from aotpack_loader.format import schema
 
 from ...writer.bundle import TargetEntry
 from ...writer.cache import CompileCache
+from .compiler import Compiler, CompilerError
 
 _EXTENSIONS = (
     *(
@@ -69,9 +67,13 @@ class Platform:
         self._needed = sorted(
             cpuinfo.features().intersection(_EXTENSIONS) if cpuinfo.architecture() == "amd64" else cpuinfo.features()
         )
-        self._packages = _installed("jax", "jaxlib", *(["libtpu"] if self.device == "tpu" else []))
+        self._packages = installed("jax", "jaxlib", *(["libtpu"] if self.device == "tpu" else []))
 
-    def compile(self, key: str, stablehlo: bytes, cache: CompileCache) -> bytes:
+    def compiler(self) -> Compiler:
+        """XLA's compiler for this platform, for the block that it opens."""
+        return Compiler(self.device, self.topology)
+
+    def compile(self, key: str, stablehlo: bytes, cache: CompileCache, compiler: Compiler) -> bytes:
         """Compile the graph called ``key``.
 
         Returns what ``Executable.serialize`` returns, a protocol buffer of this jaxlib.
@@ -81,22 +83,15 @@ class Platform:
         Raises:
             BuildError: XLA cannot compile the graph.
         """
-        options = {**self._toolchain, "kind": "pjrt", "topology": self.topology, "features": " ".join(self._needed)}
+        options = {**self.toolchain(compiler), "kind": "pjrt", "topology": self.topology, "features": " ".join(self._needed)}
         found = cache.find(stablehlo, options)
         if found is None:
-            from jaxlib import _jax
-            from jaxlib.mlir import ir
-            from jaxlib.mlir.dialects import stablehlo as dialect
-
-            compile = self._client.compile_and_load if self.device == "cpu" else self._client.compile
             try:
-                with ir.Context() as context:
-                    dialect.register_dialect(context)
-                    module = dialect.deserialize_portable_artifact(context, stablehlo)
-                    found = {"code": compile(module, _jax.DeviceList((self._devices[0],))).serialize()}
-            except RuntimeError as error:
-                problem = Problem(key, str(error).strip().splitlines()[0])
-                raise BuildError(f"XLA cannot compile this model for {self.device} {self.topology}.", [problem]) from error
+                found = {"code": compiler.compile(stablehlo)}
+            except CompilerError as error:
+                raise BuildError(
+                    f"XLA cannot compile this model for {self.device} {self.topology}.", [Problem(key, str(error))]
+                ) from error
             cache.keep(stablehlo, options, found)
         return found["code"]
 
@@ -106,7 +101,7 @@ class Platform:
         computations: dict[str, schema.XlaExecutable],
         specializations: dict[str, list[schema.Specialization]],
         layers: list[schema.Descriptor],
-        lowered_by: Mapping[str, str],
+        toolchain: Mapping[str, str],
     ) -> TargetEntry:
         """The target's entry: it requires exactly the releases that compiled it, and any release of
         torch.
@@ -119,7 +114,7 @@ class Platform:
             architecture=cpuinfo.architecture() if here else "",
             instruction_set="native" if here else "",
             cpu_features=self._needed if here else [],
-            toolchain={**lowered_by, **self._toolchain},
+            toolchain=dict(toolchain),
             xla=computations,
             packages={package: f"=={release}" for package, release in self._packages.items()},
             topology=self.topology,
@@ -127,31 +122,19 @@ class Platform:
         )
         return TargetEntry(target, schema.Platform(cpuinfo.architecture(), cpuinfo.system()) if here else None, layers)
 
-    @property
-    def _toolchain(self) -> dict[str, str]:
-        return {**self._packages, "platform": str(self._client.platform_version)}
+    def toolchain(self, compiler: Compiler) -> dict[str, str]:
+        """The releases that decide what a program is compiled to.
 
-    @property
-    def _client(self) -> Any:
-        return self._devices[0].client
-
-    @cached_property
-    def _devices(self) -> list[Any]:
-        if self.device == "cpu":
-            from aotpack_loader._jax_compat import cpu_client
-
-            return list(cpu_client().local_devices())
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # else libtpu queries Google's cloud for the TPU of this machine
-        from jax.experimental import topologies
-
+        Raises:
+            BuildError: libtpu does not know the arrangement.
+        """
         try:
-            return list(topologies.get_topology_desc(self.topology, "tpu").devices)
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise BuildError(f"libtpu knows no arrangement of TPUs called {self.topology!r}: {reason}") from error
+            return {**self._packages, "platform": compiler.platform_version}
+        except CompilerError as error:
+            raise BuildError(f"libtpu knows no arrangement of TPUs called {self.topology!r}: {error}") from error
 
 
-def _installed(*packages: str) -> dict[str, str]:
+def installed(*packages: str) -> dict[str, str]:
     """The releases of packages.
 
     Raises:
@@ -162,8 +145,6 @@ def _installed(*packages: str) -> dict[str, str]:
         try:
             found[package] = version(package)
         except PackageNotFoundError as error:
-            extra = "xla-tpu" if package == "libtpu" else "xla-aot"
-            raise BuildError(
-                f"Compiling for XLA ahead of time needs {package}.", hint=f"pip install 'aotpack[{extra}]'"
-            ) from error
+            extra = "xla-tpu" if package == "libtpu" else "xla"
+            raise BuildError(f"Compiling for XLA needs {package}.", hint=f"pip install 'aotpack[{extra}]'") from error
     return found

@@ -1,6 +1,4 @@
-"""Finds what XLA cannot compute in a graph before it is lowered; torch_xla would crash, or compute
-something else.
-"""
+"""Finds what XLA cannot compute in a graph, before it is lowered."""
 
 from __future__ import annotations
 
@@ -13,10 +11,10 @@ from torch.utils import _pytree as pytree
 from aotpack_loader.devices.generator import exchange_random_state, random_state
 from aotpack_loader.errors import Problem
 
-from ..._torch.api.xla import has_kernel
 from ..._torch.tracing.aot_autograd import CALL_ON_COPIES
 from ...graph import source_line
 from .nested import CONTROL_FLOW, graphs_run_by, regions
+from .rules import RULES
 
 _HELD = "contains a graph or an object, which an XLA computation cannot"
 _VARIES = "varies from call to call; XLA compiles for fixed sizes"
@@ -71,8 +69,8 @@ def _refusal_of_call(node: Node) -> str:
     for value in values:
         if message := _bad_value(value):
             return message
-    if isinstance(target, torch._ops.OpOverload) and not has_kernel(target):
-        return f"torch_xla has no kernel for {target}"
+    if isinstance(target, torch._ops.OpOverload) and target not in RULES:
+        return f"{target} has no rule for XLA"
     return _refusal_of_strides(node.args[0]) if target is torch.ops.aten.as_strided.default else ""
 
 

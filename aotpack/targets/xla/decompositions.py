@@ -1,22 +1,18 @@
-"""Decompositions for XLA: torch's decompositions to core operators, and operators that torch_xla
-computes differently.
-
-The differences were found by running torch_xla 2.9.0; tests/xla has a case for each.
-"""
+"""Decompositions for XLA of all operators that have no rule: torch's, and those that torch lacks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 
 from ..._torch.api.recurrent import lstm_layer
 from ..._torch.tracing.aot_autograd import Decompositions
-from ..._torch.tracing.decompose import core_decompositions
+from ..._torch.tracing.decompose import all_decompositions
 from .. import attention
-from . import pools
+from .rules import RULES
 
 aten = torch.ops.aten
 
@@ -24,9 +20,9 @@ aten = torch.ops.aten
 @cache
 def table() -> Decompositions:
     """Maps an operator to the function that computes it from others."""
-    found = core_decompositions([*_ALSO, *_RESAMPLING])
+    found = {**all_decompositions(), **_OWN}
     linear = {backward: _transposed(found[forward]) for forward, backward in _RESAMPLING.items()}
-    return {**found, **linear, **_OWN}
+    return {operator: rule for operator, rule in {**found, **linear}.items() if operator not in RULES}
 
 
 @cache
@@ -34,20 +30,6 @@ def when_lowered() -> Decompositions:
     """The same for a graph that is lowered, in which nothing looks for an operator any more."""
     return {**table(), **WHEN_LOWERED}
 
-
-# torch's core table lacks these operators, although torch has decompositions for them. torch_xla's
-# own BatchNorm kernels keep the biased variance, and it has no kernels for the distributions.
-_ALSO = (
-    aten.cauchy,
-    aten.geometric,
-    aten.log_normal,
-    aten._batch_norm_with_update_functional,
-    aten._native_batch_norm_legit,
-    aten._native_batch_norm_legit_functional,
-    aten.batch_norm_backward,
-    aten.native_batch_norm,
-    aten.native_batch_norm_backward,
-)
 
 _RESAMPLING = {
     getattr(aten, name).default: getattr(aten, f"{name}_backward").default
@@ -82,9 +64,7 @@ def _transposed(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
 
 
 def _as_strided(x: torch.Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Any:
-    """``as_strided`` of a contiguous tensor, else ``NotImplemented``: torch_xla may keep indices as
-    a tensor on the device.
-    """
+    """``as_strided`` of a contiguous tensor, else ``NotImplemented``."""
     if not x.is_contiguous() or x.storage_offset():
         return NotImplemented
     return x.reshape(-1).index_select(0, _flat_indices(x, size, stride, storage_offset)).view(size)
@@ -103,25 +83,6 @@ def _flat_indices(x: torch.Tensor, size: list[int], stride: list[int], offset: i
     for dim, (many, step) in enumerate(zip(size, stride, strict=True)):
         indices = indices + (torch.arange(many, device=x.device) * step).view(-1, *[1] * (len(size) - dim - 1))
     return indices.reshape(-1)
-
-
-def _divide(x: torch.Tensor, y: Any, *, rounding_mode: str | None) -> Any:
-    """Quotients of real numbers that are rounded down, as torch computes them: from the remainder.
-
-    torch_xla rounds the quotient, which is off by one where the quotient was rounded up.
-    """
-    dtype = torch.result_type(x, y)
-    if rounding_mode != "floor" or not dtype.is_floating_point:
-        return NotImplemented
-    x = x.to(dtype)
-    y = y.to(dtype) if isinstance(y, torch.Tensor) else torch.full((), y, dtype=dtype, device=x.device)
-    remainder = torch.fmod(x, y)
-    exact, quotient = x / y, (x - remainder) / y
-    quotient = torch.where((remainder != 0) & ((remainder < 0) != (y < 0)), quotient - 1, quotient)
-    rounded = torch.floor(quotient)
-    rounded = torch.where(quotient - rounded > 0.5, rounded + 1, rounded)
-    rounded = torch.where(quotient != 0, rounded, exact * 0)  # with the sign of a zero
-    return torch.where(y == 0, exact, rounded)
 
 
 def _weight_norm_backward(
@@ -156,30 +117,6 @@ def _unfold(x: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor:
     return x.index_select(dim, indices.flatten()).view(sizes).movedim(dim + 1, -1)
 
 
-def _exp2(x: torch.Tensor) -> torch.Tensor:
-    return torch.pow(2.0, x)
-
-
-def _copysign(x: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
-    dtype = torch.result_type(x, sign)
-    size = torch.abs(x).to(dtype if dtype.is_floating_point else torch.get_default_dtype())
-    return torch.where(torch.atan2(sign, -torch.ones_like(sign)) < 0, -size, size)  # atan2 shows the sign of zeros too
-
-
-def _fmax(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.where(x.isnan(), y, torch.where(y.isnan(), x, torch.maximum(x, y)))
-
-
-def _fmin(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.where(x.isnan(), y, torch.where(y.isnan(), x, torch.minimum(x, y)))
-
-
-def _addmv(x: torch.Tensor, matrix: torch.Tensor, vector: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> torch.Tensor:
-    """With ``beta`` 0, ``x`` has no effect, even if it has NaNs."""
-    product = torch.mv(matrix, vector) * alpha
-    return product if beta == 0 else product + x * beta
-
-
 def _copy(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """Replaces torch's own decomposition, which writes to ``x``; an input of a program cannot be
     written to. The strides are in the order of those of ``x``: views of the copy are undone by it.
@@ -193,9 +130,7 @@ def _copy(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> 
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Replaces torch_xla's dropout, which divides by ``p`` instead of ``1 - p``, and whose mask is
-    not a bool.
-    """
+    """Dropout, and its mask."""
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
@@ -242,18 +177,7 @@ Subgraphs are functions here.
 """
 
 _OWN: dict[Any, Any] = {
-    aten._adaptive_avg_pool2d.default: pools.adaptive_average,
-    aten._adaptive_avg_pool2d_backward.default: pools.adaptive_average_backward,
-    aten.addmv.default: _addmv,
-    **{forward: partial(pools.average, rank) for rank, (forward, _) in pools.AVERAGES.items()},
-    **{backward: partial(pools.average_backward, rank) for rank, (_, backward) in pools.AVERAGES.items()},
     aten.copy.default: _copy,
-    aten.copysign.Tensor: _copysign,
-    aten.div.Scalar_mode: _divide,
-    aten.div.Tensor_mode: _divide,
-    aten.exp2.default: _exp2,
-    aten.fmax.default: _fmax,
-    aten.fmin.default: _fmin,
     aten.rrelu_with_noise_functional.default: _rrelu,
     aten._weight_norm_interface_backward.default: _weight_norm_backward,
     aten.native_dropout.default: _dropout,

@@ -1,8 +1,6 @@
-"""Rewrites a graph into a form that XLA computes as torch does.
+"""Decomposes the operators of a graph that have no rule for XLA.
 
-Operators are decomposed, reductions get explicit dimensions, and pairs of transposes that cancel
-are removed. Only ``meta["val"]`` is needed, so a graph that was read from a bundle can be
-normalised too.
+Only ``meta["val"]`` is needed, so a graph that was read from a bundle can be normalised too.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,36 +17,9 @@ from torch.utils import _pytree as pytree
 from aotpack_loader.devices.generator import exchange_random_state, random_state
 
 from ..._torch.api.fake_tensors import fake_mode_of
-from ..._torch.api.nodes import without_views
 from ..._torch.tracing.decompose import trace
-from . import decompositions, pools
+from . import decompositions
 from .nested import copy_of, regions
-
-aten = torch.ops.aten
-
-_REDUCTIONS = (
-    aten.sum.dim_IntList,
-    aten.mean.dim,
-    aten.amax.default,
-    aten.amin.default,
-    aten.var.correction,
-    aten.std.correction,
-)
-"""Reductions that without dimensions reduce all of them in torch, and none in torch_xla."""
-
-_ACCUMULATIONS = (
-    aten.sum.dim_IntList,
-    aten.mean.dim,
-    aten.cumsum.default,
-    aten.cumprod.default,
-    aten.prod.default,
-    aten.prod.dim_int,
-)
-"""Operators that accumulate in the type of the result in torch, and in the type of the argument in
-torch_xla.
-"""
-
-_CONSTANTS = {aten.full.default, aten.full_like.default, aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default}
 
 
 def normalise(module: GraphModule) -> GraphModule:
@@ -68,18 +38,8 @@ def normalise(module: GraphModule) -> GraphModule:
     for node in list(graph.nodes):
         if node.target in (random_state, exchange_random_state):
             _hold_seed(node)
-        if node.target in pools.MAXIMA and without_views(node.args[1]).target in _CONSTANTS:  # a build for a CPU saves no image
-            _expand(node, partial(pools.maxima_backward, pools.MAXIMA[node.target]), known)
-        elif node.op == "call_function" and node.target in table and _has_fixed_sizes(node):
+        if node.op == "call_function" and node.target in table and _has_fixed_sizes(node):
             _expand(node, table[node.target], known)
-    for node in list(graph.nodes):
-        if node.target in _REDUCTIONS:
-            _name_dimensions(node)
-        if node.target in _ACCUMULATIONS:
-            _convert_argument(node)
-        elif isinstance(node.target, torch._ops.OpOverload):
-            _number_truths(node, node.target)
-            _cancel_transposes(node)
     output = graph.output_node()
     if isinstance(output.args[0], Node):  # the graph is the condition of a loop
         output.args = ((output.args[0],),)
@@ -206,60 +166,3 @@ def _adopted(item: Node, node: Node) -> Node:
     adopted = node.graph.get_attr(name)
     adopted.meta = {key: value for key, value in node.meta.items() if key != "val"}
     return adopted
-
-
-def _name_dimensions(node: Node) -> None:
-    value, dims = node.args[0], node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    if not dims:
-        kwargs = {key: item for key, item in node.kwargs.items() if key != "dim"}
-        node.args = (value, list(range(value.meta["val"].dim())), *node.args[2:])  # type: ignore[union-attr]
-        node.kwargs = kwargs
-
-
-def _convert_argument(node: Node) -> None:
-    value, dtype = node.args[0].meta["val"], node.meta["val"].dtype  # type: ignore[union-attr]
-    if value.dtype is not dtype:
-        with node.graph.inserting_before(node), fake_mode_of(node.graph):
-            converted = node.graph.call_function(aten._to_copy.default, (node.args[0],), {"dtype": dtype})
-            converted.meta = {**node.meta, "val": value.to(dtype)}
-        node.args = (converted, *node.args[1:])
-
-
-def _number_truths(node: Node, operator: torch._ops.OpOverload) -> None:
-    """Pass 0 and 1 instead of bools for arguments that are numbers: torch_xla would keep each bool
-    as a tensor on the device.
-    """
-    declared = operator._schema.arguments
-    numbers = {argument.name for argument in declared if str(argument.type) in ("number", "Optional[number]")}
-    named = zip((argument.name for argument in declared), node.args, strict=False)
-    node.args = tuple(int(item) if name in numbers and isinstance(item, bool) else item for name, item in named)
-    node.kwargs = {name: int(item) if name in numbers and isinstance(item, bool) else item for name, item in node.kwargs.items()}
-    if operator is aten.full.default and node.kwargs.get("dtype") is None:
-        node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
-
-
-def _cancel_transposes(node: Node) -> None:
-    """Replace a transpose of the opposite transpose by the original value, which would otherwise be
-    copied twice.
-    """
-    order = _order(node)
-    source = node.args[0] if order is not None else None
-    before = _order(source) if isinstance(source, Node) else None
-    if order is not None and before is not None and [before[i] for i in order] == list(range(len(order))):
-        node.replace_all_uses_with(source.args[0])  # type: ignore[union-attr, arg-type]
-
-
-def _order(node: Node) -> list[int] | None:
-    """The argument's dimensions in the order of the result, if a node only reorders dimensions;
-    else null.
-    """
-    if node.target not in (aten.t.default, aten.transpose.int, aten.permute.default):
-        return None
-    rank = node.meta["val"].dim()
-    order = list(range(rank))
-    if node.target is aten.permute.default:
-        return [dim % rank for dim in node.args[1]]  # type: ignore[union-attr]
-    first, second = node.args[1:] if node.target is aten.transpose.int else (0, -1)
-    if rank > 1:
-        order[first], order[second] = order[second], order[first]  # type: ignore[index]
-    return order

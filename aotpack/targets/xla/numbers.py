@@ -184,7 +184,7 @@ class _Rewriting:
                 return
             target = getattr(target.overloadpacket, name)
         dtype = node.meta["val"].dtype
-        if dtype is not torch.bool:  # torch_xla would use the wider of two integer types
+        if dtype is not torch.bool:  # a number widens no type
             for item in self.made.intersection(node.args):
                 node.replace_input_with(item, self._call(node, aten._to_copy.default, item, dtype=dtype))
         self._replace(node, self._call(node, target, *node.args, **node.kwargs), is_number=False)

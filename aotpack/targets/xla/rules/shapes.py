@@ -1,0 +1,167 @@
+"""Rules of operators that make values, or move them: constants, views, slices, joins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax import lax
+from torch.fx import Node
+
+from .table import DTYPES, RULES, Array, NoRuleError, array, cast, dtype_of, rule, shape_of
+
+
+def _filled(node: Node, value: Any) -> Array:
+    return jnp.full(shape_of(node), value, dtype_of(node))
+
+
+@rule("full")
+def _full(node: Node, size: Sequence[int], value: Any, **_: Any) -> Array:
+    return _filled(node, value)
+
+
+@rule("full_like")
+def _full_like(node: Node, x: Array, value: Any, **_: Any) -> Array:
+    return _filled(node, value)
+
+
+@rule("empty.memory_format empty_strided new_empty_strided empty_permuted zeros")
+def _zeros(node: Node, *_: Any, **__: Any) -> Array:
+    return _filled(node, 0)
+
+
+@rule("scalar_tensor")
+def _scalar(node: Node, value: Any, **_: Any) -> Array:
+    return array(value, dtype_of(node))
+
+
+@rule("arange.start_step")
+def _arange(node: Node, start: Any, end: Any, step: Any = 1, **_: Any) -> Array:
+    dtype = dtype_of(node)
+    if jnp.issubdtype(dtype, jnp.floating):  # torch computes these numbers in float64
+        return jnp.asarray(torch.arange(start, end, step, dtype=torch.float64, device="cpu").numpy(), dtype)
+    return lax.iota(jnp.int64, shape_of(node)[0]).astype(dtype) * array(step, dtype) + array(start, dtype)
+
+
+RULES[torch.ops.prims.iota.default] = lambda node, length, start, step, **_: (
+    jnp.arange(length, dtype=dtype_of(node)) * step + start
+)
+
+
+@rule("tril_indices")
+def _lower_indices(node: Node, rows: int, columns: int, offset: int = 0, **_: Any) -> Array:
+    return jnp.asarray(np.stack(np.tril_indices(rows, offset, columns)), dtype_of(node))
+
+
+@rule("triu_indices")
+def _upper_indices(node: Node, rows: int, columns: int, offset: int = 0, **_: Any) -> Array:
+    return jnp.asarray(np.stack(np.triu_indices(rows, offset, columns)), dtype_of(node))
+
+
+@rule("view _unsafe_view reshape squeeze.dims unsqueeze view_copy _reshape_copy")
+def _reshape(node: Node, x: Array, *_: Any) -> Array:
+    return x.reshape(shape_of(node))
+
+
+@rule("view.dtype view_copy.dtype")
+def _reinterpret(node: Node, x: Array, dtype: torch.dtype) -> Array:
+    """The same bytes as elements of another type, of which the last dimension has more or fewer."""
+    many = jnp.dtype(DTYPES[dtype]).itemsize / x.dtype.itemsize
+    if many > 1:
+        x = x.reshape(*x.shape[:-1], x.shape[-1] // int(many), int(many))
+    if x.dtype == jnp.bool_ or dtype is torch.bool:
+        raise NoRuleError("the bytes of bools")
+    return lax.bitcast_convert_type(x, DTYPES[dtype]).reshape(shape_of(node))
+
+
+@rule("expand expand_copy")
+def _expand(node: Node, x: Array, *_: Any, **__: Any) -> Array:
+    return jnp.broadcast_to(x, shape_of(node))
+
+
+@rule("permute permute_copy")
+def _permute(node: Node, x: Array, dims: Sequence[int]) -> Array:
+    return jnp.transpose(x, [dim % x.ndim for dim in dims])
+
+
+def _bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
+    first, last, _ = slice(start, end).indices(size)
+    return first, max(first, last)
+
+
+@rule("slice.Tensor slice_copy.Tensor")
+def _slice(node: Node, x: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
+    return lax.slice_in_dim(x, *_bounds(x.shape[dim], start, end), step, dim % x.ndim)
+
+
+@rule("select.int select_copy.int")
+def _select(node: Node, x: Array, dim: int, index: int) -> Array:
+    return lax.index_in_dim(x, index % x.shape[dim], dim % x.ndim, keepdims=False)
+
+
+@rule("slice_scatter")
+def _slice_scatter(
+    node: Node, x: Array, source: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Array:
+    where: list[slice] = [slice(None)] * x.ndim
+    where[dim] = slice(*_bounds(x.shape[dim], start, end), step)
+    return x.at[tuple(where)].set(cast(source, x.dtype))
+
+
+@rule("select_scatter")
+def _select_scatter(node: Node, x: Array, source: Array, dim: int, index: int) -> Array:
+    where: list[Any] = [slice(None)] * x.ndim
+    where[dim] = index
+    return x.at[tuple(where)].set(cast(source, x.dtype))
+
+
+@rule("diagonal diagonal_copy")
+def _diagonal(node: Node, x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
+    return jnp.diagonal(x, offset, dim1, dim2)
+
+
+@rule("diagonal_scatter")
+def _diagonal_scatter(node: Node, x: Array, source: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
+    where = np.diagonal(np.arange(x.size).reshape(x.shape), offset, dim1, dim2).reshape(-1)
+    return x.reshape(-1).at[where].set(cast(source, x.dtype).reshape(-1)).reshape(x.shape)
+
+
+@rule("cat")
+def _cat(node: Node, parts: Sequence[Array], dim: int = 0) -> Array:
+    """An empty vector joins anything."""
+    rank = node.meta["val"].dim()
+    joined = [cast(part, dtype_of(node)) for part in parts if part.ndim == rank or part.shape != (0,)]
+    return jnp.concatenate(joined, dim)
+
+
+@rule("flip")
+def _flip(node: Node, x: Array, dims: Sequence[int]) -> Array:
+    return jnp.flip(x, tuple(dims)) if x.ndim else x
+
+
+@rule("repeat")
+def _repeat(node: Node, x: Array, many: Sequence[int]) -> Array:
+    return jnp.tile(x, tuple(many))
+
+
+@rule("split_with_sizes split_with_sizes_copy split.Tensor unsafe_split.Tensor unsafe_split_with_sizes")
+def _split(node: Node, x: Array, sizes: int | Sequence[int], dim: int = 0) -> list[Array]:
+    dim %= x.ndim
+    ends = np.cumsum([part.shape[dim] for part in node.meta["val"]]).tolist()
+    return [lax.slice_in_dim(x, start, end, 1, dim) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@rule("constant_pad_nd")
+def _pad(node: Node, x: Array, pads: Sequence[int], value: Any = 0) -> Array:
+    sides = [(0, 0, 0)] * x.ndim
+    for i, (low, high) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
+        sides[x.ndim - 1 - i] = (low, high, 0)
+    return lax.pad(x, array(value, x.dtype), sides)
+
+
+@rule("_local_scalar_dense")
+def _item(node: Node, x: Array) -> Array:
+    return x.reshape(())
