@@ -1,6 +1,6 @@
-"""Every row of the conformance table on an XLA device: each passes or is refused, with the reason.
+"""Every row of the conformance table on ``xla:cpu``: each passes or is refused, with the reason.
 
-A row is built for XLA, loaded on the device, and its calls are compared with eager's on the CPU (tests/xla/rows.py). Rows run in
+A row is built for XLA and loaded, and its calls are compared with eager's (tests/xla/rows.py). Rows run in
 a process beside this one, so that one that crashes is found out; the results go to scripts/bench/results/conformance_xla.json
 after every row, and are summed up in docs/xla.md.
 """
@@ -94,11 +94,9 @@ def run(names: Sequence[str]) -> Iterator[tuple[str, Row]]:
 def serve(names: Collection[str]) -> None:
     """The process that runs rows: a line of JSON each on stdout."""
     import torch
-    import torch_xla
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what models print is not for the driver
-    device = torch_xla.device()  # before any backward
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     from conformance.table import CASES
@@ -109,7 +107,7 @@ def serve(names: Collection[str]) -> None:
     for name in names:
         with tempfile.TemporaryDirectory(prefix="aotpack-row-") as folder:
             try:
-                outcome = rows.run(by_name[name], Path(folder), device)
+                outcome = rows.run(by_name[name], Path(folder))
             except Exception as error:
                 outcome = rows.Outcome("wrong", rows.explain(error))
         answers.write(json.dumps({"name": name, "status": outcome.status, "reason": outcome.reason[:REASON]}) + "\n")
