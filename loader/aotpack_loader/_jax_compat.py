@@ -14,9 +14,9 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # jax's own default: no line for each device
 
-import jax  # noqa: F401 - jaxlib makes arrays of jax's class
+import jax  # noqa: F401 - jaxlib makes arrays of jax's class, and jax registers the functions that code calls
 import torch
-from jaxlib import _jax
+from jaxlib import _jax, lapack, xla_client
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
 
@@ -27,7 +27,8 @@ def cpu_client() -> Any:
     The client is synchronous. torch may write to an argument, or read a result, as soon as a call
     has returned.
     """
-    return _jax.get_tfrt_cpu_client(asynchronous=False)
+    lapack._lapack.initialize()  # jax does when it compiles a call of LAPACK, and here nothing is compiled
+    return xla_client.make_cpu_client(asynchronous=False)
 
 
 class Executable:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from msgspec import structs
+from torch.utils import _pytree as pytree
 
 from aotpack_loader.devices.xla import has_subclasses, unsupported, unsupported_state
 from aotpack_loader.errors import Problem, UnsupportedError
@@ -24,6 +25,7 @@ from ...writer.bundle import BlobStore, TargetEntry
 from ...writer.cache import CompileCache
 from ..base import Capabilities, GraphToCompile, Target
 from . import aot
+from .nested import copy_of
 
 if TYPE_CHECKING:
     from .compiler import Compiler
@@ -82,7 +84,7 @@ class XlaTarget(Target):
     def _compile(
         self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache, compiler: Compiler | None
     ) -> TargetEntry:
-        modules = _normalised(graphs)
+        modules = _normalised(graphs, has_strides=self._platform is not None)
         computations: dict[str, list[schema.XlaExecutable]] = {}
         for item in graphs:  # a forward before its backward
             forwards = computations.get(f"{_method_of(item)}.forward", [])
@@ -211,9 +213,11 @@ def _refuse_for_torch_xla(key: str, lowered: Lowered) -> None:
         )
 
 
-def _normalised(graphs: Sequence[GraphToCompile]) -> dict[str, list[tuple[torch.fx.GraphModule, Views]]]:
+def _normalised(graphs: Sequence[GraphToCompile], *, has_strides: bool) -> dict[str, list[tuple[torch.fx.GraphModule, Views]]]:
     """For each key, the normalised graphs and their outputs that are views, one pair for each
     specialization.
+
+    ``has_strides``: the tensors of the code have strides and addresses, as those of torch's own devices.
 
     Raises:
         UnsupportedError: names everything that XLA cannot compute, with the user's source lines.
@@ -225,7 +229,8 @@ def _normalised(graphs: Sequence[GraphToCompile]) -> dict[str, list[tuple[torch.
     from .specialize import at_sizes
 
     methods = {_method_of(item): item.method for item in graphs if item.method is not None}
-    if found := [problem for name, method in methods.items() for problem in unsupported(name, method)]:
+    refused = _eager_random if has_strides else unsupported
+    if found := [problem for name, method in methods.items() for problem in refused(name, method)]:
         raise UnsupportedError(_REFUSED, found, hint=_INSTEAD)
     _refuse_varying(graphs)
     modules: dict[str, list[tuple[torch.fx.GraphModule, Views]]] = {}
@@ -241,9 +246,18 @@ def _normalised(graphs: Sequence[GraphToCompile]) -> dict[str, list[tuple[torch.
     return modules
 
 
+def _eager_random(name: str, method: schema.Method) -> list[Problem]:
+    return [Problem(name, "draws eager's random numbers, which XLA does not")] if method.rng == "eager" else []
+
+
 def _refuse_varying(graphs: Sequence[GraphToCompile]) -> None:
-    """Reject dynamic sizes without specializations."""
-    symbols = [symbol for item in graphs if item.method and not item.specializations for symbol in item.method.symbols]
+    """Reject dynamic sizes without specializations. Those of arguments that nothing reads do not matter."""
+    symbols = [
+        symbol
+        for item in graphs
+        if item.method and not item.specializations and _varies(item.module)
+        for symbol in item.method.symbols
+    ]
     if not symbols:
         return
     labels = dict.fromkeys(symbol.label or symbol.name for symbol in symbols)
@@ -253,6 +267,14 @@ def _refuse_varying(graphs: Sequence[GraphToCompile]) -> None:
         hint=f"Name each set of sizes: --specialize {example} (specializations=[...] in Python), which may be repeated. "
         "Or build without dynamic_shapes.",
     )
+
+
+def _varies(module: torch.fx.GraphModule) -> bool:
+    """Whether a graph reads values of dynamic sizes."""
+    graph = copy_of(module).graph
+    graph.eliminate_dead_code()
+    values = pytree.tree_leaves([node.meta.get("val") for node in graph.nodes if node.users])
+    return any(not isinstance(size, int) for value in values if isinstance(value, torch.Tensor) for size in value.shape)
 
 
 def _by_sizes(

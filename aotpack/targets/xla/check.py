@@ -13,6 +13,7 @@ from aotpack_loader.errors import Problem
 
 from ..._torch.tracing.aot_autograd import CALL_ON_COPIES
 from ...graph import source_line
+from .decompositions import has_no_gaps
 from .nested import CONTROL_FLOW, graphs_run_by, regions
 from .rules import RULES
 
@@ -69,9 +70,9 @@ def _refusal_of_call(node: Node) -> str:
     for value in values:
         if message := _bad_value(value):
             return message
-    if isinstance(target, torch._ops.OpOverload) and target not in RULES:
-        return f"{target} has no rule for XLA"
-    return _refusal_of_strides(node.args[0]) if target is torch.ops.aten.as_strided.default else ""
+    if target in (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default):
+        return _refusal_of_strides(node.args[0])
+    return f"{target} has no rule for XLA" if isinstance(target, torch._ops.OpOverload) and target not in RULES else ""
 
 
 def _refusal_of_control_flow(target: torch._ops.HigherOrderOperator, values: Sequence[object]) -> str:
@@ -104,5 +105,5 @@ def _refusal_of_strides(node: object) -> str:
     value = node.meta["val"] if isinstance(node, Node) else None
     if message := _bad_value(value):
         return message
-    is_plain = isinstance(value, torch.Tensor) and value.is_contiguous() and value.storage_offset() == 0
-    return "" if is_plain else "as_strided of a tensor that is not contiguous: tensors of XLA have no strides"
+    is_plain = isinstance(value, torch.Tensor) and has_no_gaps(value)
+    return "" if is_plain else "as_strided of a tensor with gaps between its elements: values in XLA have no strides"

@@ -1,6 +1,6 @@
 """The process in which XLA compiles: its compilers end a process for some programs, and this one is not the builder's.
 
-Run as a program, not imported: it needs jaxlib alone. Standard input has the programs and standard output the answers,
+Run as a program, not imported: it needs jax alone. Standard input has the programs and standard output the answers,
 each with its length in eight bytes before it. An answer begins with a byte that tells whether it is a result or a
 message; the first one is for the platform itself.
 """
@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from jaxlib import _jax
+import jax  # noqa: F401 - it registers the functions of linear algebra that programs call
+from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo as dialect
 
@@ -37,7 +38,7 @@ def main(platform: str, topology: str) -> None:
 def devices_of(platform: str, topology: str) -> list[Any]:
     """The devices to compile for: this machine's CPU, or those of a topology that need not be there."""
     if platform == "cpu":
-        return list(_jax.get_tfrt_cpu_client(asynchronous=False).local_devices())
+        return list(xla_client.make_cpu_client(asynchronous=False).local_devices())
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # else libtpu queries Google's cloud for the TPU of this machine
     from jax.experimental import topologies
 

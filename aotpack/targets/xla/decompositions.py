@@ -64,18 +64,37 @@ def _transposed(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
 
 
 def _as_strided(x: torch.Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Any:
-    """``as_strided`` of a contiguous tensor, else ``NotImplemented``."""
-    if not x.is_contiguous() or x.storage_offset():
+    """``as_strided`` of a tensor without gaps, else ``NotImplemented``."""
+    if not has_no_gaps(x):
         return NotImplemented
-    return x.reshape(-1).index_select(0, _flat_indices(x, size, stride, storage_offset)).view(size)
+    elements = x.permute(_in_memory(x)).reshape(-1)
+    return elements.index_select(0, _flat_indices(x, size, stride, storage_offset)).view(size)
 
 
 def _as_strided_scatter(
     x: torch.Tensor, source: torch.Tensor, size: list[int], stride: list[int], storage_offset: int | None = None
 ) -> Any:
-    if not x.is_contiguous() or x.storage_offset():
+    if not has_no_gaps(x):
         return NotImplemented
-    return x.reshape(-1).scatter(0, _flat_indices(x, size, stride, storage_offset), source.reshape(-1)).view(x.shape)
+    order = _in_memory(x)
+    turned = x.permute(order)
+    found = turned.reshape(-1).scatter(0, _flat_indices(x, size, stride, storage_offset), source.reshape(-1))
+    return found.view(turned.shape).permute([order.index(dim) for dim in range(x.dim())])
+
+
+def has_no_gaps(x: torch.Tensor) -> bool:
+    """Whether a tensor's elements are all of its storage up to there, each once, in any order of its dimensions."""
+    length = 1
+    for dim in reversed(_in_memory(x)):
+        if x.shape[dim] != 1 and x.stride(dim) != length:
+            return False
+        length *= x.shape[dim]
+    return x.storage_offset() == 0
+
+
+def _in_memory(x: torch.Tensor) -> list[int]:
+    """The dimensions in the order in which memory has them, the last of them without steps."""
+    return sorted(range(x.dim()), key=lambda dim: (x.stride(dim), x.shape[dim]), reverse=True)
 
 
 def _flat_indices(x: torch.Tensor, size: list[int], stride: list[int], offset: int | None) -> torch.Tensor:

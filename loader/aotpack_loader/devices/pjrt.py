@@ -62,7 +62,7 @@ class PjrtExecutable:
         if self._promised is not None:
             self._check(results)
         for i, stride in self._strides.items():
-            results[i] = torch.empty_strided(results[i].shape, stride, dtype=results[i].dtype, device="cpu").copy_(results[i])
+            results[i] = _with_strides(results[i], stride)
         return self._outputs(results, passed)
 
     def _check(self, results: list[torch.Tensor]) -> None:
@@ -71,6 +71,14 @@ class PjrtExecutable:
         if found != self._promised:
             raise CorruptBundleError(f"X3: the code of {self._key} returns {found}, its target says {self._promised}.")
         self._promised = None
+
+
+def _with_strides(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """A copy with these strides. Elements along a stride of 0 are one element."""
+    found = torch.empty_strided(value.shape, stride, dtype=value.dtype, device="cpu")
+    once = value[tuple(slice(None) if step else slice(1) for step in stride)]
+    found.as_strided(once.shape, stride).copy_(once)
+    return found
 
 
 def _seed() -> torch.Tensor:

@@ -104,7 +104,6 @@ _UNARY: dict[str, Callable[[Array], Array]] = {
     "sin": jnp.sin,
     "sinh": jnp.sinh,
     "special_i1": special.i1,
-    "special_log_ndtr": special.log_ndtr,
     "special_ndtri": special.ndtri,
     "sqrt": jnp.sqrt,
     "tan": jnp.tan,
@@ -121,7 +120,7 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar": _shift_left,
     "bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar": _shift_right,
     "copysign.Tensor copysign.Scalar": jnp.copysign,
-    "div.Tensor div.Scalar true_divide.Tensor": jnp.divide,
+    "div.Tensor div.Scalar": jnp.divide,
     "fmax": jnp.fmax,
     "fmin": jnp.fmin,
     "fmod.Tensor fmod.Scalar": _fmod,
@@ -252,7 +251,7 @@ def _convert(node: Node, x: Array, **_: Any) -> Array:
 RULES[torch.ops.prims.convert_element_type.default] = lambda node, x, dtype: cast(x, dtype_of(node))
 
 
-@rule("clone alias detach lift_fresh_copy lift alias_copy detach_copy positive")
+@rule("clone alias lift_fresh_copy")
 def _same(node: Node, x: Array, **_: Any) -> Array:
     return x
 
@@ -277,12 +276,12 @@ def _polar(node: Node, length: Array, angle: Array) -> Array:
     return lax.complex(length * jnp.cos(angle), length * jnp.sin(angle))
 
 
-@rule("view_as_real view_as_real_copy")
+@rule("view_as_real")
 def _as_real(node: Node, x: Array) -> Array:
     return jnp.stack([x.real, x.imag], -1)
 
 
-@rule("view_as_complex view_as_complex_copy")
+@rule("view_as_complex")
 def _as_complex(node: Node, x: Array) -> Array:
     return lax.complex(x[..., 0], x[..., 1])
 

@@ -128,17 +128,6 @@ def _fft_to_reals(node: Node, x: Array, dim: Sequence[int], normalization: int, 
     return _scaled(node, jnp.fft.irfftn(x, sizes, axes=dim, norm="forward"), normalization, math.prod(sizes))
 
 
-@rule("linalg_cholesky_ex")
-def _cholesky(node: Node, x: Array, upper: bool = False, check_errors: bool = False) -> list[Array]:
-    found = jnp.linalg.cholesky(x)
-    return [jnp.swapaxes(found, -1, -2).conj() if upper else found, jnp.zeros(x.shape[:-2], jnp.int32)]
-
-
-@rule("linalg_inv_ex")
-def _inverse(node: Node, x: Array, check_errors: bool = False) -> list[Array]:
-    return [jnp.linalg.inv(x), jnp.zeros(x.shape[:-2], jnp.int32)]
-
-
 @rule("linalg_solve_triangular")
 def _solve_triangular(node: Node, x: Array, y: Array, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Array:
     if left:

@@ -28,7 +28,7 @@ def _full_like(node: Node, x: Array, value: Any, **_: Any) -> Array:
     return _filled(node, value)
 
 
-@rule("empty.memory_format empty_strided new_empty_strided empty_permuted zeros")
+@rule("empty.memory_format empty_strided new_empty_strided empty_permuted")
 def _zeros(node: Node, *_: Any, **__: Any) -> Array:
     return _filled(node, 0)
 
@@ -61,12 +61,12 @@ def _upper_indices(node: Node, rows: int, columns: int, offset: int = 0, **_: An
     return jnp.asarray(np.stack(np.triu_indices(rows, offset, columns)), dtype_of(node))
 
 
-@rule("view _unsafe_view reshape squeeze.dims unsqueeze view_copy _reshape_copy")
+@rule("view squeeze.dims unsqueeze")
 def _reshape(node: Node, x: Array, *_: Any) -> Array:
     return x.reshape(shape_of(node))
 
 
-@rule("view.dtype view_copy.dtype")
+@rule("view.dtype")
 def _reinterpret(node: Node, x: Array, dtype: torch.dtype) -> Array:
     """The same bytes as elements of another type, of which the last dimension has more or fewer."""
     many = jnp.dtype(DTYPES[dtype]).itemsize / x.dtype.itemsize
@@ -77,12 +77,12 @@ def _reinterpret(node: Node, x: Array, dtype: torch.dtype) -> Array:
     return lax.bitcast_convert_type(x, DTYPES[dtype]).reshape(shape_of(node))
 
 
-@rule("expand expand_copy")
+@rule("expand")
 def _expand(node: Node, x: Array, *_: Any, **__: Any) -> Array:
     return jnp.broadcast_to(x, shape_of(node))
 
 
-@rule("permute permute_copy")
+@rule("permute")
 def _permute(node: Node, x: Array, dims: Sequence[int]) -> Array:
     return jnp.transpose(x, [dim % x.ndim for dim in dims])
 
@@ -92,12 +92,12 @@ def _bounds(size: int, start: int | None, end: int | None) -> tuple[int, int]:
     return first, max(first, last)
 
 
-@rule("slice.Tensor slice_copy.Tensor")
+@rule("slice.Tensor")
 def _slice(node: Node, x: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
     return lax.slice_in_dim(x, *_bounds(x.shape[dim], start, end), step, dim % x.ndim)
 
 
-@rule("select.int select_copy.int")
+@rule("select.int")
 def _select(node: Node, x: Array, dim: int, index: int) -> Array:
     return lax.index_in_dim(x, index % x.shape[dim], dim % x.ndim, keepdims=False)
 
@@ -111,14 +111,7 @@ def _slice_scatter(
     return x.at[tuple(where)].set(cast(source, x.dtype))
 
 
-@rule("select_scatter")
-def _select_scatter(node: Node, x: Array, source: Array, dim: int, index: int) -> Array:
-    where: list[Any] = [slice(None)] * x.ndim
-    where[dim] = index
-    return x.at[tuple(where)].set(cast(source, x.dtype))
-
-
-@rule("diagonal diagonal_copy")
+@rule("diagonal")
 def _diagonal(node: Node, x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
     return jnp.diagonal(x, offset, dim1, dim2)
 
@@ -147,10 +140,10 @@ def _repeat(node: Node, x: Array, many: Sequence[int]) -> Array:
     return jnp.tile(x, tuple(many))
 
 
-@rule("split_with_sizes split_with_sizes_copy split.Tensor unsafe_split.Tensor unsafe_split_with_sizes")
-def _split(node: Node, x: Array, sizes: int | Sequence[int], dim: int = 0) -> list[Array]:
+@rule("split_with_sizes")
+def _split(node: Node, x: Array, sizes: Sequence[int], dim: int = 0) -> list[Array]:
     dim %= x.ndim
-    ends = np.cumsum([part.shape[dim] for part in node.meta["val"]]).tolist()
+    ends = np.cumsum(sizes).tolist()
     return [lax.slice_in_dim(x, start, end, 1, dim) for start, end in zip([0, *ends], ends, strict=False)]
 
 
