@@ -47,6 +47,15 @@ KNOWN = {
     "state: odd parameters": Known(
         "a gradient in float64 of a sum in float32", rf"state\.f64\.grad{VALUES}", within=1e-6, rounding=True
     ),
+    "outputs: multi-output views, unbind, in place afterwards (eager raises)": Known(
+        "views of a result that was not returned are not known to be parts of one operator's results",
+        "eager's forward raises RuntimeError: Output 0 of Unbind is a view .*; the bundle works",
+    ),
+    "overlaps: gradients of an argument at uneven steps": Known(
+        "eager writes to a copy whose elements share memory; values in XLA share none",
+        rf"out{VALUES}|args\[0\]\.grad{VALUES}",
+        within=float("inf"),
+    ),
 }
 """Rows that differ and are not refused, beside those that differ on portable."""
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch._decomp import core_aten_decompositions, decomposition_table
+from torch._library.custom_ops import _maybe_get_opdef
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 from ..fixes.applying import apply_fixes
 from .aot_autograd import Decompositions
@@ -20,6 +22,32 @@ def all_decompositions() -> Decompositions:
     """Torch's decompositions of operators, those of its core set included."""
     found = {operator: rule for operator, rule in decomposition_table.items() if isinstance(operator, torch._ops.OpOverload)}
     return {**found, **core_aten_decompositions()}
+
+
+def kernel_of(operator: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """The Python function of an operator (``torch.library.custom_op``) for all devices, to be traced in its place."""
+    found = _maybe_get_opdef(operator)
+    return None if found is None or None not in found._backend_fns else found._init_fn
+
+
+def on_copies(operator: torch._ops.OpOverload, **arguments: Any) -> tuple[Any, ...]:
+    """What ``CALL_ON_COPIES`` returns, by the operator's kernel: its results, then what it writes to, in copies.
+
+    Raises:
+        NotImplementedError: it has no kernel for all devices.
+    """
+    kernel = kernel_of(operator)
+    if kernel is None:
+        raise NotImplementedError
+    names = [argument.name for argument in operator._schema.arguments if argument.alias_info and argument.alias_info.is_write]
+
+    def compute(given: dict[str, Any]) -> tuple[Any, ...]:
+        copies = {name: pytree.tree_map_only(torch.Tensor, torch.clone, given[name]) for name in names}
+        result = kernel(**{**arguments, **copies})
+        return (*(result if isinstance(result, tuple) else (result,)), *copies.values())
+
+    found: tuple[Any, ...] = torch.func.functionalize(compute)({name: arguments[name] for name in names})
+    return found
 
 
 def trace(function: Callable[..., Any], examples: Sequence[Any], table: Decompositions) -> torch.fx.Graph:

@@ -13,7 +13,6 @@ from aotpack_loader.errors import Problem
 
 from ..._torch.tracing.aot_autograd import CALL_ON_COPIES
 from ...graph import source_line
-from .decompositions import has_no_gaps
 from .nested import CONTROL_FLOW, graphs_run_by, regions
 from .rules import RULES
 
@@ -70,8 +69,6 @@ def _refusal_of_call(node: Node) -> str:
     for value in values:
         if message := _bad_value(value):
             return message
-    if target in (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default):
-        return _refusal_of_strides(node.args[0])
     return f"{target} has no rule for XLA" if isinstance(target, torch._ops.OpOverload) and target not in RULES else ""
 
 
@@ -99,11 +96,3 @@ def _bad_value(value: object) -> str:
     if any(not isinstance(size, int) for size in value.shape):
         return _SIZE
     return ""
-
-
-def _refusal_of_strides(node: object) -> str:
-    value = node.meta["val"] if isinstance(node, Node) else None
-    if message := _bad_value(value):
-        return message
-    is_plain = isinstance(value, torch.Tensor) and has_no_gaps(value)
-    return "" if is_plain else "as_strided of a tensor with gaps between its elements: values in XLA have no strides"

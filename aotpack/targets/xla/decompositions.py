@@ -64,8 +64,8 @@ def _transposed(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
 
 
 def _as_strided(x: torch.Tensor, size: list[int], stride: list[int], storage_offset: int | None = None) -> Any:
-    """``as_strided`` of a tensor without gaps, else ``NotImplemented``."""
-    if not has_no_gaps(x):
+    """``as_strided`` of a tensor without gaps; the rule does the rest, with an index for each element in the program."""
+    if not _has_no_gaps(x):
         return NotImplemented
     elements = x.permute(_in_memory(x)).reshape(-1)
     return elements.index_select(0, _flat_indices(x, size, stride, storage_offset)).view(size)
@@ -74,7 +74,7 @@ def _as_strided(x: torch.Tensor, size: list[int], stride: list[int], storage_off
 def _as_strided_scatter(
     x: torch.Tensor, source: torch.Tensor, size: list[int], stride: list[int], storage_offset: int | None = None
 ) -> Any:
-    if not has_no_gaps(x):
+    if not _has_no_gaps(x):
         return NotImplemented
     order = _in_memory(x)
     turned = x.permute(order)
@@ -82,7 +82,7 @@ def _as_strided_scatter(
     return found.view(turned.shape).permute([order.index(dim) for dim in range(x.dim())])
 
 
-def has_no_gaps(x: torch.Tensor) -> bool:
+def _has_no_gaps(x: torch.Tensor) -> bool:
     """Whether a tensor's elements are all of its storage up to there, each once, in any order of its dimensions."""
     length = 1
     for dim in reversed(_in_memory(x)):

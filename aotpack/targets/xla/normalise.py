@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 from aotpack_loader.devices.generator import exchange_random_state, random_state
 
 from ..._torch.api.fake_tensors import fake_mode_of
-from ..._torch.tracing.decompose import trace
+from ..._torch.tracing.aot_autograd import CALL_ON_COPIES
+from ..._torch.tracing.decompose import kernel_of, on_copies, trace
 from . import decompositions
 from .nested import copy_of, regions
 
@@ -38,8 +39,12 @@ def normalise(module: GraphModule) -> GraphModule:
     for node in list(graph.nodes):
         if node.target in (random_state, exchange_random_state):
             _hold_seed(node)
-        if node.op == "call_function" and node.target in table and _has_fixed_sizes(node):
+        if node.op != "call_function" or not _has_fixed_sizes(node):
+            continue
+        if node.target in table:
             _expand(node, table[node.target], known)
+        elif (rule := _own_kernel(node)) is not None:
+            _expand(node, rule, known)
     output = graph.output_node()
     if isinstance(output.args[0], Node):  # the graph is the condition of a loop
         output.args = ((output.args[0],),)
@@ -47,6 +52,13 @@ def normalise(module: GraphModule) -> GraphModule:
     graph.lint()
     copied.recompile()
     return copied
+
+
+def _own_kernel(node: Node) -> Callable[..., Any] | None:
+    """The kernel of an operator that is not torch's own, which is traced like the model."""
+    operator = node.args[0] if node.target is CALL_ON_COPIES else node.target
+    kernel = kernel_of(operator) if isinstance(operator, torch._ops.OpOverload) else None
+    return on_copies if kernel is not None and node.target is CALL_ON_COPIES else kernel
 
 
 def _has_fixed_sizes(node: Node) -> bool:

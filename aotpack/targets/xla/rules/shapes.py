@@ -155,6 +155,25 @@ def _pad(node: Node, x: Array, pads: Sequence[int], value: Any = 0) -> Array:
     return lax.pad(x, array(value, x.dtype), sides)
 
 
+@rule("as_strided")
+def _as_strided(node: Node, x: Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Array:
+    """By where memory has the elements of ``x`` in eager."""
+    value = node.args[0].meta["val"]  # type: ignore[union-attr]
+    places, wanted = _places(value.shape, value.stride(), 0).reshape(-1), _places(size, stride, storage_offset or 0)
+    order = np.argsort(places, kind="stable")
+    found = order[np.minimum(np.searchsorted(places[order], wanted), max(len(places) - 1, 0))]
+    if value.storage_offset() or not np.array_equal(places[found], wanted):
+        raise NoRuleError("it reads memory between the elements of the tensor, and values in XLA have no strides")
+    return x.reshape(-1)[found]
+
+
+def _places(size: Sequence[int], stride: Sequence[int], offset: int) -> Any:
+    places: Any = np.full((), offset)
+    for many, step in zip(size, stride, strict=True):
+        places = places[..., None] + np.arange(many) * step
+    return places
+
+
 @rule("_local_scalar_dense")
 def _item(node: Node, x: Array) -> Array:
     return x.reshape(())
