@@ -87,10 +87,10 @@ def gpt(dropout: float = 0.0) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Gpt(dropout), (torch.randint(0, 50, (2, 12)), torch.randint(0, 50, (2, 12)))
 
 
-def assert_computes_layers(bundle: Path, a: Tensor, w: Tensor, device: torch.device) -> None:
+def assert_computes_layers(bundle: Path, a: Tensor, w: Tensor) -> None:
     """A bundle of the notebook's function computes what eager does; so does its backward, for ``a``."""
-    there = a.detach().to(device).requires_grad_()
-    result, expected = load(bundle, device="xla")(there, w.to(device)), layers(a, w)
+    there = a.detach().requires_grad_()
+    result, expected = load(bundle, backend="xla:cpu")(there, w), layers(a, w)
     torch.testing.assert_close(result.cpu(), expected)
     for value in (result, expected):
         value.sum().backward()

@@ -43,20 +43,7 @@ def test_equal_models_give_equal_bytes(tmp_path: Path) -> None:
     assert Bundle.open(tmp_path / "third.aotpack").digest == here
 
 
-def test_what_the_target_says(tmp_path: Path) -> None:
-    bundle = Bundle.open(build(*models.mlp(), tmp_path / "model.aotpack"))
-    target = bundle.targets["xla"]
-    assert (target.kind, target.torch, target.packages) == ("xla", "==2.9.*", {"torch_xla": "==2.9.*"})
-    assert set(target.xla) == {"train.forward", "train.backward", "infer.forward"}
-    forward = target.xla["train.forward"]
-    assert forward.stablehlo is not None
-    assert bundle.module(forward.stablehlo)[:4] == b"ML\xefR"  # MLIR bytecode
-    backward = bundle.program.methods["train"].backward
-    assert backward is not None
-    assert len(target.xla["train.backward"].outputs) == sum(place is not None for place in backward.gradients)
-
-
-def test_lowering_takes_no_memory_for_weights_and_runs_nothing(compiles: Callable[[], int]) -> None:
+def test_lowering_takes_no_memory_for_weights() -> None:
     """A weight of 2 GiB: lowering it takes megabytes."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -67,10 +54,9 @@ def test_lowering_takes_no_memory_for_weights_and_runs_nothing(compiles: Callabl
     with FakeTensorMode():
         weight, x = torch.empty(1 << 23, 64), torch.empty(8, 64)
         graph = make_fx(lambda weight, x: [torch.mm(x, weight.t())])(weight, x)
-    before, count = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, compiles()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     lowered = lower(normalise(graph), "train.forward", frozenset())
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 200 << 20
-    assert compiles() == count
     assert [parameter.type.shape for parameter in lowered.parameters] == [[1 << 23, 64], [8, 64]] or lowered.parameters[
         1
     ].input == 0
@@ -164,11 +150,11 @@ def _without_images(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         pytest.param(lambda x: F.rrelu(x, 0.25, 0.25, training=True), (3, 4), id="rrelu of one slope"),
     ],
 )
-def test_what_is_put_right(function: Callable[..., Any], shape: tuple[int, ...], tmp_path: Path, device: torch.device) -> None:
+def test_what_is_put_right(function: Callable[..., Any], shape: tuple[int, ...], tmp_path: Path) -> None:
     """Operators that torch_xla has no kernel for, or computes otherwise: results and gradients are eager's."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    loaded = load(build(function, (x,), tmp_path / "model.aotpack"), device="xla")  # type: ignore[arg-type]
-    there = x.detach().to(device).requires_grad_()
+    loaded = load(build(function, (x,), tmp_path / "model.aotpack"), backend="xla:cpu")  # type: ignore[arg-type]
+    there = x.detach().requires_grad_()
     expected, found = (torch.utils._pytree.tree_leaves(model(given)) for model, given in ((function, x), (loaded, there)))
     for ours, theirs in zip(expected, found, strict=True):
         torch.testing.assert_close(theirs.cpu(), ours)
@@ -209,29 +195,19 @@ def test_what_is_refused(function: Callable[..., Any], options: dict[str, Any], 
 
 
 @pytest.mark.parametrize("name", ["cnn", "gpt"])
-def test_the_target_is_added_to_a_bundle_from_its_graphs(name: str, tmp_path: Path, device: torch.device) -> None:
+def test_the_target_is_added_to_a_bundle_from_its_graphs(name: str, tmp_path: Path) -> None:
     """Graphs traced for another target hold the CPU's own operators (fused attention, BatchNorm): those are put right too."""
     model, args = getattr(models, name)()
-    aotpack.build(copy.deepcopy(model), args, out=tmp_path / "portable.aotpack", targets=("portable",), front_ends=("export",))
-    aotpack.compile_bundle(tmp_path / "portable.aotpack", targets=("xla",), out=tmp_path / "both.aotpack")
-    loaded = load(tmp_path / "both.aotpack", device="xla")
-    for module, arguments in ((model, args), (loaded, [arg.to(device) for arg in args])):
+    aotpack.build(copy.deepcopy(model), args, out=tmp_path / "portable.aotpack", targets=("portable",))
+    aotpack.compile_bundle(tmp_path / "portable.aotpack", targets=("xla:cpu",), out=tmp_path / "both.aotpack")
+    loaded = load(tmp_path / "both.aotpack", backend="xla:cpu")
+    for module, arguments in ((model, args), (loaded, args)):
         found = module(*arguments)
         (found[0] if isinstance(found, tuple) else found).backward()
     for (parameter, expected), given in zip(model.named_parameters(), loaded.parameters(), strict=True):
         torch.testing.assert_close(given.grad.cpu(), expected.grad, msg=lambda text, name=parameter: f"{name}: {text}")
     for buffer, expected in model.named_buffers():
         torch.testing.assert_close(loaded.get_buffer(buffer).cpu(), expected)
-
-
-def test_one_bundle_for_the_cpu_and_xla(tmp_path: Path, device: torch.device) -> None:
-    path = tmp_path / "model.aotpack"
-    model, args = models.mlp()
-    aotpack.build(model, args, out=path, targets=("xla", "portable"), front_ends=("export",))
-    expected = load(path)(*args)
-    found = load(path, device="xla")(*(arg.to(device) for arg in args))
-    torch.testing.assert_close(found.cpu(), expected)
-    assert load(path).aotpack.rejected == {"xla": "runs on an XLA device: load with device='xla'"}
 
 
 class TwoViews(torch.nn.Module):
@@ -270,21 +246,13 @@ def test_what_is_refused_and_what_to_do(model: Any, message: str, tmp_path: Path
 
 def test_state_that_shares_memory_runs_on_tensors_with_addresses(tmp_path: Path) -> None:
     """What :func:`test_what_is_refused_and_what_to_do` refuses on XLA devices, XLA's own code for the CPU takes."""
-    pytest.importorskip("jaxlib")
     model, x = TwoViews(), torch.randn(3, 4)
-    aotpack.build(model, (x,), out=tmp_path / "m", targets=("xla:cpu",), front_ends=("export",))
+    aotpack.build(model, (x,), out=tmp_path / "m", targets=("xla:cpu",))
     loaded = load(tmp_path / "m", backend="xla:cpu")
     with torch.no_grad():
         loaded.whole.mul_(2)
         model.whole.mul_(2)
     torch.testing.assert_close(loaded(x), model(x))
-
-
-def test_branches_are_traced_by_torch_2_9_for_other_targets(tmp_path: Path) -> None:
-    aotpack.build(branches, (torch.randn(3),), out=tmp_path / "m", targets=("portable",), front_ends=("export",))
-    loaded = load(tmp_path / "m")
-    for x in (torch.ones(3), -torch.ones(3)):
-        torch.testing.assert_close(loaded(x), branches(x))
 
 
 class Unchanged(torch.autograd.Function):
@@ -317,5 +285,5 @@ def turned(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def test_results_whose_memory_xla_cannot_share_are_refused(tmp_path: Path, function: Callable[..., Any], reason: str) -> None:
     x = torch.randn(2, 4, requires_grad=True)
     with pytest.raises(BuildError, match=reason):
-        aotpack.build(lambda x: function(x), (x,), out=tmp_path / "m.aotpack", targets=("xla",), methods=("train",))
+        aotpack.build(lambda x: function(x), (x,), out=tmp_path / "m.aotpack", targets=("xla:cpu",), methods=("train",))
     assert not [*tmp_path.iterdir()]

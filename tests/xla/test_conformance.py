@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from conformance.table import CASES
 
 from . import rows
@@ -59,45 +58,43 @@ REFUSED = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", PASS)
-def test_eager_and_bundle_agree(name: str, tmp_path: Path, device: torch.device) -> None:
+def test_eager_and_bundle_agree(name: str, tmp_path: Path) -> None:
     """Values, gradients, mutations, who is whom, who shares memory."""
-    assert rows.run(rows.named(CASES, name), tmp_path, device) == rows.Outcome("pass")
+    assert rows.run(rows.named(CASES, name), tmp_path) == rows.Outcome("pass")
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(name: str, tmp_path: Path, device: torch.device) -> None:
+def test_what_is_refused(name: str, tmp_path: Path) -> None:
     """With a reason, and before anything is changed."""
-    outcome = rows.run(rows.named(CASES, name), tmp_path, device)
+    outcome = rows.run(rows.named(CASES, name), tmp_path)
     assert outcome.status == "refused"
     assert re.search(REFUSED[name], outcome.reason, re.DOTALL)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_known_difference_hides_no_other(tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_difference_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "outputs: multi-output views, unbind, in place afterwards (eager raises)"
     known = rows.KNOWN[name]
-    assert rows.run(rows.named(CASES, name), tmp_path, device) == rows.Outcome("known", known.cause)
+    assert rows.run(rows.named(CASES, name), tmp_path) == rows.Outcome("known", known.cause)
     monkeypatch.setitem(rows.KNOWN, name, rows.Known(known.cause, "structure: of another kind"))
-    assert rows.run(rows.named(CASES, name), tmp_path, device).status == "wrong"
+    assert rows.run(rows.named(CASES, name), tmp_path).status == "wrong"
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name, known in rows.KNOWN.items() if 0 < known.within <= 1 and not known.rounding])
-def test_known_differences_of_values_are_bounded(
-    name: str, tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_known_differences_of_values_are_bounded(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = rows.KNOWN[name]
-    assert rows.run(rows.named(CASES, name), tmp_path, device) == rows.Outcome("known", known.cause)
+    assert rows.run(rows.named(CASES, name), tmp_path) == rows.Outcome("known", known.cause)
     monkeypatch.setitem(rows.KNOWN, name, replace(known, within=1e-6))
-    outcome = rows.run(rows.named(CASES, name), tmp_path, device)
+    outcome = rows.run(rows.named(CASES, name), tmp_path)
     assert outcome.status == "wrong"
     assert re.search(rf"{rows.VALUES} by [\d.e-]+ of the largest", outcome.reason)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name, known in rows.KNOWN.items() if known.rounding])
-def test_roundings_differ_within_their_bound(name: str, tmp_path: Path, device: torch.device) -> None:
+def test_roundings_differ_within_their_bound(name: str, tmp_path: Path) -> None:
     """On processors that round as eager does, there is no difference."""
-    outcome = rows.run(rows.named(CASES, name), tmp_path, device)
+    outcome = rows.run(rows.named(CASES, name), tmp_path)
     assert outcome in (rows.Outcome("pass"), rows.Outcome("known", rows.KNOWN[name].cause))

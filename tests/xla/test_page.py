@@ -15,8 +15,6 @@ from torch.export import Dim
 import aotpack
 from aotpack.tools.cli import main
 
-pytest.importorskip("jaxlib")
-
 
 class Rows(torch.nn.Module):
     """A model with two dynamic dimensions, for the page's second command."""

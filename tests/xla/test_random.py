@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from aotpack.targets.xla.lower import lower
+from aotpack.targets.xla.normalise import normalise
 from aotpack_loader import load
 from aotpack_loader.devices.generator import exchange_random_state, random_state
-from aotpack_loader.devices.xla import XlaExecutable
-from aotpack_loader.format import schema
 
 from . import models
+from .programs import executable
 from .test_train import build
 
 
@@ -28,19 +28,19 @@ class Dropout(torch.nn.Module):
 
 @pytest.fixture
 def dropout(tmp_path: Path) -> torch.nn.Module:
-    return load(build(Dropout(), (torch.ones(200, 300, requires_grad=True),), tmp_path / "model.aotpack"), device="xla")
+    return load(build(Dropout(), (torch.ones(200, 300, requires_grad=True),), tmp_path / "model.aotpack"), backend="xla:cpu")
 
 
-def step(model: torch.nn.Module, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def step(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     """The result for ones, and the gradient of its sum: both are the scaled mask."""
-    x = torch.ones(200, 300, device=device, requires_grad=True)
+    x = torch.ones(200, 300, requires_grad=True)
     y = model(x)
     y.sum().backward()
     return y.detach().cpu(), x.grad.cpu()
 
 
-def test_dropout_keeps_rate_and_scale_and_backward_has_the_same_mask(dropout: torch.nn.Module, device: torch.device) -> None:
-    result, gradient = step(dropout, device)
+def test_dropout_keeps_rate_and_scale_and_backward_has_the_same_mask(dropout: torch.nn.Module) -> None:
+    result, gradient = step(dropout)
     kept = result != 0
     assert torch.equal(result, gradient)
     # 60,000 draws: five standard deviations are 0.0094.
@@ -48,53 +48,51 @@ def test_dropout_keeps_rate_and_scale_and_backward_has_the_same_mask(dropout: to
     torch.testing.assert_close(result[kept], torch.full_like(result[kept], 1 / 0.7))
 
 
-def test_calls_draw_anew_and_repeat_under_the_state(dropout: torch.nn.Module, device: torch.device) -> None:
-    import torch_xla.core.xla_model as xm
-
-    xm.set_rng_state(7)
-    first, second = step(dropout, device)[0], step(dropout, device)[0]
-    xm.set_rng_state(7)
-    again = step(dropout, device)[0], step(dropout, device)[0]
+def test_calls_draw_anew_and_repeat_under_the_state(dropout: torch.nn.Module) -> None:
+    torch.manual_seed(7)
+    first, second = step(dropout)[0], step(dropout)[0]
+    torch.manual_seed(7)
+    again = step(dropout)[0], step(dropout)[0]
     assert not torch.equal(first, second)
     assert torch.equal(first, again[0])
     assert torch.equal(second, again[1])
 
 
-def test_eval_mode_drops_nothing(dropout: torch.nn.Module, device: torch.device) -> None:
-    x = torch.ones(200, 300, device=device)
+def test_eval_mode_drops_nothing(dropout: torch.nn.Module) -> None:
+    x = torch.ones(200, 300)
     with torch.no_grad():
         assert torch.equal(dropout.eval()(x).cpu(), x.cpu())
 
 
-def test_layers_of_one_call_draw_differently(tmp_path: Path, device: torch.device) -> None:
+def test_layers_of_one_call_draw_differently(tmp_path: Path) -> None:
     class Twice(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return F.dropout(x, 0.5, self.training), F.dropout(x, 0.5, self.training)
 
-    loaded = load(build(Twice(), (torch.ones(100, 100),), tmp_path / "model.aotpack", methods=("train",)), device="xla")
+    loaded = load(build(Twice(), (torch.ones(100, 100),), tmp_path / "model.aotpack", methods=("train",)), backend="xla:cpu")
     with torch.no_grad():
-        first, second = loaded(torch.ones(100, 100, device=device))
+        first, second = loaded(torch.ones(100, 100))
     assert not torch.equal(first.cpu(), second.cpu())
     agree = (first == second).float().mean().item()
     assert abs(agree - 0.5) < 0.025  # independent: five standard deviations of 10,000 draws
 
 
-def test_a_gpt_with_dropout_trains(tmp_path: Path, device: torch.device) -> None:
+def test_a_gpt_with_dropout_trains(tmp_path: Path) -> None:
     from .test_train import train
 
     model, args = models.gpt(dropout=0.1)
-    loaded = load(build(model, args, tmp_path / "model.aotpack"), device="xla")
-    losses = train(loaded, tuple(arg.to(device) for arg in args))
+    loaded = load(build(model, args, tmp_path / "model.aotpack"), backend="xla:cpu")
+    losses = train(loaded, args)
     assert losses[-1] < losses[0] / 4
 
 
-def test_a_backward_draws_again_what_its_forward_drew(device: torch.device) -> None:
+def test_a_backward_draws_again_what_its_forward_drew() -> None:
     """As where a checkpoint is computed again: the state that the forward saves is its seed."""
     forward, backward = _draws(again=False), _draws(again=True)
-    x = torch.ones(50, 40, device=device)
-    saved, kept, other = _run(forward, [x], device)
+    x = torch.ones(50, 40)
+    saved, kept, other = _run(forward, [x])
     assert (saved.dtype, saved.shape) == (torch.int64, ())
-    kept_again, other_again = _run(backward, [x, saved], device)
+    kept_again, other_again = _run(backward, [x, saved])
     assert torch.equal(kept.cpu(), kept_again.cpu())
     assert not torch.equal(other.cpu(), other_again.cpu())
 
@@ -131,15 +129,5 @@ def _draws(*, again: bool) -> torch.fx.GraphModule:
     return torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
-def _run(module: torch.fx.GraphModule, inputs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    from aotpack.targets.xla.lower import lower
-    from aotpack.targets.xla.normalise import normalise
-    from aotpack_loader._torch_xla_compat import Computation
-
-    lowered = lower(normalise(module), "train.backward", frozenset())
-    assert lowered.program is not None
-    types = [(getattr(torch, p.type.dtype), tuple(p.type.shape)) for p in lowered.parameters]
-    name = f"test_{len(inputs)}_{len(lowered.outputs)}"
-    executable = schema.XlaExecutable(lowered.parameters, lowered.results, lowered.outputs)
-    computation = partial(Computation, name, lowered.program.hlo, types, device)
-    return XlaExecutable("train.backward", executable, device, computation)(list(inputs))
+def _run(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return executable(lower(normalise(module), "train.backward", frozenset()))(list(inputs))

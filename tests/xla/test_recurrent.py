@@ -86,9 +86,9 @@ def test_a_fresh_process_trains_them_as_eager(tmp_path: Path, fresh_process: Fre
         import torch
         from aotpack_loader import load
 
-        model = load(sys.argv[1], device="xla")
+        model = load(sys.argv[1], backend="xla:cpu")
         args, expected = torch.load(sys.argv[2])
-        args = [arg.to("xla").requires_grad_() for arg in args]
+        args = [arg.requires_grad_() for arg in args]
         results = torch.utils._pytree.tree_leaves(model(*args))
         sum(result.sin().sum() for result in results).backward()
         found = [*results, *(arg.grad for arg in args), *(parameter.grad for parameter in model.parameters())]
@@ -119,14 +119,14 @@ def test_a_program_is_as_large_for_any_number_of_steps(tmp_path: Path) -> None:
     }
 
 
-def test_dropout_between_layers(tmp_path: Path, device: torch.device) -> None:
+def test_dropout_between_layers(tmp_path: Path) -> None:
     model = Recurrent(nn.GRU(WIDTH, 3, num_layers=2, dropout=0.5))
-    loaded = load(build(model, example(model, states=False), tmp_path / "model.aotpack"), device="xla")
+    loaded = load(build(model, example(model, states=False), tmp_path / "model.aotpack"), backend="xla:cpu")
     x = torch.ones(STEPS, BATCH, WIDTH)
     with torch.no_grad():
-        expected, there = model.eval()(x), loaded.eval()(x.to(device))
+        expected, there = model.eval()(x), loaded.eval()(x)
     torch.testing.assert_close([item.cpu() for item in there[0]], list(expected[0]))
-    once, again = (loaded.train()(x.to(device))[0] for _ in range(2))
+    once, again = (loaded.train()(x)[0] for _ in range(2))
     torch.testing.assert_close(once[1][0], again[1][0])  # the first layer has none before it
     assert not torch.equal(once[1][1], again[1][1])
 
@@ -148,11 +148,11 @@ class Cast(nn.Module):
 
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="eager has no LSTM in bfloat16 on this processor")
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_autocast_inside(kind: type[nn.RNNBase], tmp_path: Path, device: torch.device) -> None:
+def test_autocast_inside(kind: type[nn.RNNBase], tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = Cast(kind(WIDTH, 3)), torch.rand(STEPS, BATCH, WIDTH).requires_grad_()
-    loaded = load(build(model, (x,), tmp_path / "model.aotpack", methods=("train",)), device="xla")
-    there = x.detach().to(device).requires_grad_()
+    loaded = load(build(model, (x,), tmp_path / "model.aotpack", methods=("train",)), backend="xla:cpu")
+    there = x.detach().requires_grad_()
     found, expected = loaded(there), model(x)
     torch.testing.assert_close(found.cpu(), expected, rtol=0.02, atol=0.02)  # types too
     for result in (found, expected):
@@ -167,42 +167,41 @@ def penalised(x: Tensor, weights: Tensor, hidden: Tensor) -> Tensor:
     return gradient.square() + rows.sum()
 
 
-def test_gradients_of_gradients(tmp_path: Path, device: torch.device) -> None:
+def test_gradients_of_gradients(tmp_path: Path) -> None:
     args = tuple(torch.rand(shape).requires_grad_() for shape in ((STEPS, BATCH, WIDTH), (9, WIDTH), (9, 3)))
     path = tmp_path / "model.aotpack"
-    aotpack.build(penalised, args, out=path, targets=("xla",), methods=("train",), front_ends=("trace",))
-    assert_alike(load(path, device="xla"), penalised, args, device)
+    aotpack.build(penalised, args, out=path, targets=("xla:cpu",), methods=("train",), front_ends=("trace",))
+    assert_alike(load(path, backend="xla:cpu"), penalised, args)
 
 
-def test_steps_that_vary_in_number(tmp_path: Path, device: torch.device) -> None:
+def test_steps_that_vary_in_number(tmp_path: Path) -> None:
     """One graph for all; on the CPU it takes any number of steps."""
     model = Recurrent(nn.LSTM(WIDTH, 3, bidirectional=True))
     steps = torch.export.Dim("steps", min=2, max=64)
     options: dict[str, Any] = {"dynamic_shapes": {"x": {0: steps}, "states": ()}, "specializations": [{"steps": 7}]}
     path = tmp_path / "model.aotpack"
     args = example(model, states=False)
-    aotpack.build(model, args, out=path, targets=("xla", "portable"), methods=("train",), front_ends=("export",), **options)
-    for count, where in ((7, device), (3, torch.device("cpu"))):
+    aotpack.build(model, args, out=path, targets=("xla:cpu", "portable"), methods=("train",), **options)
+    for count, backend in ((7, "xla:cpu"), (3, "portable")):
         model.zero_grad()
-        loaded = load(path, device="xla") if where == device else load(path, backend="portable")
-        assert_alike(loaded, model, example(model, states=False, steps=count), where)
+        assert_alike(load(path, backend=backend), model, example(model, states=False, steps=count))
 
 
-def test_graphs_of_other_builds(tmp_path: Path, device: torch.device) -> None:
+def test_graphs_of_other_builds(tmp_path: Path) -> None:
     """Torch's own trace calls oneDNN's layer where nothing needs a gradient: torch_xla has no kernel for it."""
     model = Recurrent(nn.LSTM(WIDTH, 3, num_layers=2, bidirectional=True))
     args = tuple(arg.detach() for arg in example(model, states=True))
-    aotpack.build(model, args, out=tmp_path / "one", targets=("portable",), front_ends=("export",), methods=("infer",))
-    aotpack.compile_bundle(tmp_path / "one", targets=("xla",), out=tmp_path / "both")
+    aotpack.build(model, args, out=tmp_path / "one", targets=("portable",), methods=("infer",))
+    aotpack.compile_bundle(tmp_path / "one", targets=("xla:cpu",), out=tmp_path / "both")
     assert [many["while"] for many in kinds(tmp_path / "both").values()] == [1]  # a computation, called four times
     with torch.no_grad():
-        loaded = load(tmp_path / "both", device="xla").eval()
-        found, expected = loaded(*(arg.to(device) for arg in args)), model.eval()(*args)
+        loaded = load(tmp_path / "both", backend="xla:cpu").eval()
+        found, expected = loaded(*(arg for arg in args)), model.eval()(*args)
     for one, other in zip(*map(torch.utils._pytree.tree_leaves, (found, expected)), strict=True):
         torch.testing.assert_close(one.cpu(), other)
 
 
-def test_rules_tell_equal_arguments_apart(tmp_path: Path, device: torch.device) -> None:
+def test_rules_tell_equal_arguments_apart(tmp_path: Path) -> None:
     """Operators that were decomposed alike share their fake values; the next rule gets two arguments all the same."""
 
     def stacked(x: Tensor, y: Tensor) -> Tensor:
@@ -210,6 +209,6 @@ def test_rules_tell_equal_arguments_apart(tmp_path: Path, device: torch.device) 
 
     x, y = torch.rand(1, 3), torch.rand(1, 3)
     aotpack.build(stacked, (x, y), out=tmp_path / "one", targets=("portable",), methods=("infer",))
-    aotpack.compile_bundle(tmp_path / "one", targets=("xla",), out=tmp_path / "both")
-    found = load(tmp_path / "both", device="xla").eval()(x.to(device), y.to(device))
+    aotpack.compile_bundle(tmp_path / "one", targets=("xla:cpu",), out=tmp_path / "both")
+    found = load(tmp_path / "both", backend="xla:cpu").eval()(x, y)
     assert torch.equal(found.cpu(), stacked(x, y))

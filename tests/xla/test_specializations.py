@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,59 +39,48 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("specialized") / "model.aotpack"
     model, args = models.cnn()
     options = {"front_ends": ("export",), "dynamic_shapes": shapes(), "specializations": BATCHES}
-    aotpack.build(model, args, out=out, targets=("xla", "portable"), **options)  # type: ignore[arg-type]
+    aotpack.build(model, args, out=out, targets=("xla:cpu", "portable"), **options)  # type: ignore[arg-type]
     return out
 
 
-def test_the_sizes_of_a_call_pick_the_code(path: Path, device: torch.device, compiles: Callable[[], int]) -> None:
-    """Losses, gradients and running statistics are eager's at both sizes, and nothing is compiled after load."""
-    import torch_xla
-
+def test_the_sizes_of_a_call_pick_the_code(path: Path) -> None:
+    """Losses, gradients and running statistics are eager's at both sizes."""
     model, _ = models.cnn()
-    before = compiles()
-    loaded = load(path, device="xla")
-    at_load = compiles() - before
-    assert at_load <= 6  # two sizes of train.forward, train.backward and infer.forward; some may be known from another test
-    counts = []
+    loaded = load(path, backend="xla:cpu")
     for batch in (4, 6, 4, 6):
         args = example(batch)
-        given = [arg.to(device) for arg in args]
-        one = torch.ones((), device=device)
-        torch_xla.sync()
-        counts.append(compiles())
+        one = torch.ones(())
         model.zero_grad()
         loaded.zero_grad()
-        expected, found = model(*args), loaded(*given)
+        expected, found = model(*args), loaded(*args)
         expected.backward()
         found.backward(one)
-        counts.append(compiles())
         torch.testing.assert_close(found.cpu(), expected)
         for parameter, other in zip(model.parameters(), loaded.parameters(), strict=True):
             torch.testing.assert_close(other.grad.cpu(), parameter.grad, rtol=1e-4, atol=1e-5)
-    assert counts[::2] == counts[1::2]
     for name, buffer in model.named_buffers():
         torch.testing.assert_close(loaded.get_buffer(name).cpu(), buffer)
 
 
-def test_other_sizes_are_refused_with_those_there_are(path: Path, device: torch.device) -> None:  # X4
-    loaded = load(path, device="xla")
+def test_other_sizes_are_refused_with_those_there_are(path: Path) -> None:  # X4
+    loaded = load(path, backend="xla:cpu")
     before = {name: value.cpu().clone() for name, value in loaded.state_dict().items()}
     with pytest.raises(InputError, match=r"no code for batch=5 on this device; 'train' has it for:(?s:.*)batch=4(?s:.*)batch=6"):
-        loaded(*(arg.to(device) for arg in example(5)))
+        loaded(*(arg for arg in example(5)))
     for name, value in loaded.state_dict().items():
         torch.testing.assert_close(value.cpu(), before[name])
     with pytest.raises(InputError, match=r"2\.\.64"):
-        loaded(*(arg.to(device) for arg in example(65)))
+        loaded(*(arg for arg in example(65)))
     args = example(5)
     torch.testing.assert_close(load(path, device="cpu")(*args), models.cnn()[0](*args))
 
 
-def test_forward_and_backward_of_one_size_belong_together(path: Path, device: torch.device) -> None:
+def test_forward_and_backward_of_one_size_belong_together(path: Path) -> None:
     """Calls of two sizes may be in flight at once."""
     model, _ = models.cnn()
-    loaded = load(path, device="xla").eval().train()
+    loaded = load(path, backend="xla:cpu").eval().train()
     first, second = example(4), example(6)
-    for module, place in ((model, "cpu"), (loaded, device)):
+    for module, place in ((model, "cpu"), (loaded)):
         losses = [module(*(arg.to(place) for arg in args)) for args in (first, second)]
         losses[0].backward()
         losses[1].backward()
@@ -109,7 +97,7 @@ class Shapes(torch.nn.Module):
         return scaled.sum() + y.new_ones(y.shape[0] * 2).sum(), x.flatten(), rows + columns
 
 
-def test_computing_with_sizes(tmp_path: Path, device: torch.device) -> None:
+def test_computing_with_sizes(tmp_path: Path) -> None:
     model, rows, columns = Shapes(), Dim("rows", min=2, max=9), Dim("columns", min=2, max=9)
     path = build(
         model,
@@ -118,13 +106,13 @@ def test_computing_with_sizes(tmp_path: Path, device: torch.device) -> None:
         dynamic_shapes=({0: rows, 1: columns}, {0: columns}),
         specializations=[{"rows": 3, "columns": 4}, {"rows": 4, "columns": 3}, {"columns": 3, "rows": 4}],
     )
-    sizes = [sorted(code.sizes.values()) for code in Bundle.open(path).targets["xla"].specializations["train"]]
+    sizes = [sorted(code.sizes.values()) for code in Bundle.open(path).targets["xla:cpu"].specializations["train"]]
     assert sizes == [[3, 4], [3, 4]]  # the third is the second
-    loaded = load(path, device="xla")
+    loaded = load(path, backend="xla:cpu")
     for sizes in ((3, 4), (4, 3)):
         x, y = torch.randn(*sizes).requires_grad_(), torch.randn(sizes[1])
-        there = x.detach().to(device).requires_grad_()
-        expected, found = model(x, y), loaded(there, y.to(device))
+        there = x.detach().requires_grad_()
+        expected, found = model(x, y), loaded(there, y)
         assert found[2] == expected[2] == 7
         for results in (expected, found):
             (results[0] * 2 + results[1].sum()).backward()
@@ -132,7 +120,7 @@ def test_computing_with_sizes(tmp_path: Path, device: torch.device) -> None:
         torch.testing.assert_close(there.grad.cpu(), x.grad)
 
 
-def test_added_to_a_bundle_of_other_targets(tmp_path: Path, device: torch.device) -> None:
+def test_added_to_a_bundle_of_other_targets(tmp_path: Path) -> None:
     model, (x, labels) = models.mlp()
     first, second = tmp_path / "portable.aotpack", tmp_path / "both.aotpack"
     batch = Dim("batch", min=2, max=64)
@@ -140,10 +128,10 @@ def test_added_to_a_bundle_of_other_targets(tmp_path: Path, device: torch.device
     options = {"front_ends": ("export",), "dynamic_shapes": shapes}
     aotpack.build(copy.deepcopy(model), (x, labels), out=first, targets=("portable",), **options)  # type: ignore[arg-type]
     with pytest.raises(BuildError, match=r"batch varies from call to call\.\n.*--specialize batch=8"):
-        aotpack.compile_bundle(first, targets=("xla",), out=second)
-    aotpack.compile_bundle(first, targets=("xla",), out=second, specializations=[{"batch": 5}])
-    loaded = load(second, device="xla")
-    expected, found = model(x[:5], labels[:5]), loaded(x[:5].to(device), labels[:5].to(device))
+        aotpack.compile_bundle(first, targets=("xla:cpu",), out=second)
+    aotpack.compile_bundle(first, targets=("xla:cpu",), out=second, specializations=[{"batch": 5}])
+    loaded = load(second, backend="xla:cpu")
+    expected, found = model(x[:5], labels[:5]), loaded(x[:5], labels[:5])
     expected.backward()
     found.backward()
     torch.testing.assert_close(found.cpu(), expected)
@@ -151,7 +139,7 @@ def test_added_to_a_bundle_of_other_targets(tmp_path: Path, device: torch.device
         torch.testing.assert_close(other.grad.cpu(), parameter.grad)
 
 
-def test_what_fixed_sizes_still_cannot_compute_is_refused_with_its_line(tmp_path: Path, device: torch.device) -> None:
+def test_what_fixed_sizes_still_cannot_compute_is_refused_with_its_line(tmp_path: Path) -> None:
     class OnTheCpu(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.special.bessel_j0(x)
@@ -170,24 +158,23 @@ def test_what_fixed_sizes_still_cannot_compute_is_refused_with_its_line(tmp_path
 def test_the_code_for_all_sizes_is_in_the_manifest(path: Path) -> None:
     """A manifest that lacks some of it is refused when the bundle is opened."""
     bundle = Bundle.open(path)
-    found = bundle.manifests["xla"]
-    blob = found.target.specializations["train"][1].forward.hlo
+    found = bundle.manifests["xla:cpu"]
+    blob = found.target.specializations["train"][1].forward.code
     assert blob is not None
     assert blob in found.manifest.layers
     fewer = [layer for layer in found.manifest.layers if layer != blob]
-    with pytest.raises(CorruptBundleError, match=r"target\.specializations\['train'\]\[1\]\.forward\.hlo(?s:.*)is not a layer"):
+    with pytest.raises(CorruptBundleError, match=r"target\.specializations\['train'\]\[1\]\.forward\.code(?s:.*)is not a layer"):
         check_references(structs.replace(found, manifest=structs.replace(found.manifest, layers=fewer)))
 
 
 def test_inspect_tells_the_sizes(path: Path) -> None:
     shown = " ".join(CliRunner().invoke(main, ["inspect", str(path)], env={"COLUMNS": "250"}).output.split())
     assert "2 <= batch <= 64" in shown
-    assert "torch ==2.9.*, torch_xla ==2.9.*, batch=4 or batch=6" in shown
+    assert "batch=4 or batch=6" in shown
 
 
 def test_compiled_code_for_sizes(tmp_path: Path) -> None:
     """XLA's own code for this machine's CPU: results have eager's strides at each of the sizes."""
-    pytest.importorskip("jaxlib")
 
     def turned(x: torch.Tensor) -> torch.Tensor:
         return (x * 2).t()
@@ -195,7 +182,7 @@ def test_compiled_code_for_sizes(tmp_path: Path) -> None:
     rows = Dim("rows", min=2, max=9)
     options = {"dynamic_shapes": ({0: rows},), "specializations": [{"rows": 3}, {"rows": 5}], "methods": ("infer",)}
     path = tmp_path / "model.aotpack"
-    aotpack.build(turned, (torch.randn(4, 6),), out=path, targets=("xla:cpu",), front_ends=("export",), **options)  # type: ignore[arg-type]
+    aotpack.build(turned, (torch.randn(4, 6),), out=path, targets=("xla:cpu",), **options)  # type: ignore[arg-type]
     loaded = load(path, backend="xla:cpu")
     with torch.no_grad():
         for count in (3, 5, 3):
@@ -227,7 +214,7 @@ def powers(out: Path, second: bool) -> torch.nn.Module:
         copy.deepcopy(model),
         (torch.randn(3, 4, requires_grad=True), 5),
         out=out,
-        targets=("xla",),
+        targets=("xla:cpu",),
         front_ends=("trace",),
         dynamic_shapes=({0: rows}, None if second else n),
         specializations=specializations,
@@ -236,27 +223,27 @@ def powers(out: Path, second: bool) -> torch.nn.Module:
     return model
 
 
-def test_integers_are_part_of_the_sizes(tmp_path: Path, device: torch.device) -> None:
+def test_integers_are_part_of_the_sizes(tmp_path: Path) -> None:
     model = powers(tmp_path / "m", second=False)
-    loaded = load(tmp_path / "m", device="xla")
+    loaded = load(tmp_path / "m", backend="xla:cpu")
     for count, n in ((3, 5), (4, 7)):
         x = torch.randn(count, 4, requires_grad=True)
-        there = x.detach().to(device).requires_grad_()
+        there = x.detach().requires_grad_()
         expected, found = model(x, n), loaded(there, n)
         expected.backward()
         found.backward()
         torch.testing.assert_close(found.cpu(), expected)
         torch.testing.assert_close(there.grad.cpu(), x.grad)
     with pytest.raises(InputError, match="no code for rows=3,n=7 on this device"):
-        loaded(torch.randn(3, 4, device=device), 7)
+        loaded(torch.randn(3, 4), 7)
 
 
-def test_second_derivatives_at_each_size(tmp_path: Path, device: torch.device) -> None:
+def test_second_derivatives_at_each_size(tmp_path: Path) -> None:
     model = powers(tmp_path / "m", second=True)
-    loaded = load(tmp_path / "m", device="xla")
+    loaded = load(tmp_path / "m", backend="xla:cpu")
     for count in (3, 4):
         x = torch.randn(count, 4, requires_grad=True)
-        there = x.detach().to(device).requires_grad_()
+        there = x.detach().requires_grad_()
         found = []
         for module, given in ((model, x), (loaded, there)):
             module.zero_grad()

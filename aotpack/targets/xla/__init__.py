@@ -28,7 +28,6 @@ from . import aot
 from .nested import copy_of
 
 if TYPE_CHECKING:
-    from .compiler import Compiler
     from .lower import Lowered
     from .sharing import Views
 
@@ -76,21 +75,12 @@ class XlaTarget(Target):
     ) -> TargetEntry:
         if self._platform is None:  # with a platform, code runs on tensors with strides and addresses
             _refuse_state(state)
-        if self._platform is None:
-            return self._compile(graphs, store, cache, None)
-        with self._platform.compiler() as compiler:
-            return self._compile(graphs, store, cache, compiler)
-
-    def _compile(
-        self, graphs: Sequence[GraphToCompile], store: BlobStore, cache: CompileCache, compiler: Compiler | None
-    ) -> TargetEntry:
         modules = _normalised(graphs, has_strides=self._platform is not None)
         computations: dict[str, list[schema.XlaExecutable]] = {}
         for item in graphs:  # a forward before its backward
             forwards = computations.get(f"{_method_of(item)}.forward", [])
             computations[item.key] = [
-                self._computation(item, *module, forwards[i : i + 1], store, cache, compiler)
-                for i, module in enumerate(modules[item.key])
+                self._computation(item, *module, forwards[i : i + 1], store, cache) for i, module in enumerate(modules[item.key])
             ]
         varying = {item.key: item.specializations for item in graphs if item.specializations}
         fixed = {key: only for key, (only, *_) in computations.items() if key not in varying}
@@ -98,7 +88,7 @@ class XlaTarget(Target):
         by_sizes = {name: _by_sizes(sizes, computations, name) for name, sizes in methods.items()}
         every = [computation for several in computations.values() for computation in several]
         layers = [blob for item in every for blob in (item.hlo, item.stablehlo, item.code) if blob is not None]
-        return self._entry(fixed, by_sizes, layers, compiler)
+        return self._entry(fixed, by_sizes, layers)
 
     def _computation(
         self,
@@ -108,7 +98,6 @@ class XlaTarget(Target):
         forward: Sequence[schema.XlaExecutable],
         store: BlobStore,
         cache: CompileCache,
-        compiler: Compiler | None,
     ) -> schema.XlaExecutable:
         """Lower a normalised graph and add its code to ``store``.
 
@@ -124,7 +113,7 @@ class XlaTarget(Target):
         call_repeats(module)
         platform = "cpu" if self._platform is None else self._platform.device
         lowered = lower(module, item.key, item.private, views, platform=platform)
-        code = {} if lowered.stablehlo is None else self._code(item.key, lowered, lowered.stablehlo, store, cache, compiler)
+        code = {} if lowered.stablehlo is None else self._code(item.key, lowered, lowered.stablehlo, store, cache)
         computation = schema.XlaExecutable(lowered.parameters, lowered.results, lowered.outputs)
         if self._platform is not None or item.method is None:
             return structs.replace(computation, **code)
@@ -139,16 +128,15 @@ class XlaTarget(Target):
         stablehlo: bytes,
         store: BlobStore,
         cache: CompileCache,
-        compiler: Compiler | None,
     ) -> dict[str, schema.Descriptor]:
         """The blobs of a computation, by their field of :class:`schema.XlaExecutable`."""
         from .stablehlo import hlo
 
         portable = store.add_compressed(stablehlo, media_types.CODE_STABLEHLO)
-        if self._platform is None or compiler is None:
+        if self._platform is None:
             _refuse_for_torch_xla(key, lowered)
             return {"hlo": store.add_compressed(hlo(stablehlo), media_types.CODE_HLO), "stablehlo": portable}
-        compiled = self._platform.compile(key, stablehlo, cache, compiler)
+        compiled = self._platform.compile(key, stablehlo, cache)
         return {"stablehlo": portable, "code": store.add_compressed(compiled, media_types.CODE_PJRT)}
 
     def _entry(
@@ -156,13 +144,12 @@ class XlaTarget(Target):
         computations: dict[str, schema.XlaExecutable],
         specializations: dict[str, list[schema.Specialization]],
         layers: list[schema.Descriptor],
-        compiler: Compiler | None,
     ) -> TargetEntry:
         from .stablehlo import releases
 
         toolchain = {"torch": str(torch.__version__), **releases()}
-        if self._platform is not None and compiler is not None:
-            toolchain |= self._platform.toolchain(compiler)
+        if self._platform is not None:
+            toolchain |= self._platform.toolchain()
             return self._platform.entry(self.name, computations, specializations, layers, toolchain)
         target = schema.Target(
             name=self.name,

@@ -15,7 +15,7 @@ from aotpack_loader.format import schema
 
 from ...writer.bundle import TargetEntry
 from ...writer.cache import CompileCache
-from .compiler import Compiler, CompilerError
+from .compiler import CompilerError, compiler
 
 _EXTENSIONS = (
     *(
@@ -69,11 +69,7 @@ class Platform:
         )
         self._packages = installed("jax", "jaxlib", *(["libtpu"] if self.device == "tpu" else []))
 
-    def compiler(self) -> Compiler:
-        """XLA's compiler for this platform, for the block that it opens."""
-        return Compiler(self.device, self.topology)
-
-    def compile(self, key: str, stablehlo: bytes, cache: CompileCache, compiler: Compiler) -> bytes:
+    def compile(self, key: str, stablehlo: bytes, cache: CompileCache) -> bytes:
         """Compile the graph called ``key``.
 
         Returns what ``Executable.serialize`` returns, a protocol buffer of this jaxlib.
@@ -83,11 +79,11 @@ class Platform:
         Raises:
             BuildError: XLA cannot compile the graph.
         """
-        options = {**self.toolchain(compiler), "kind": "pjrt", "topology": self.topology, "features": " ".join(self._needed)}
+        options = {**self.toolchain(), "kind": "pjrt", "topology": self.topology, "features": " ".join(self._needed)}
         found = cache.find(stablehlo, options)
         if found is None:
             try:
-                found = {"code": compiler.compile(stablehlo)}
+                found = {"code": compiler(self.device, self.topology).compile(stablehlo)}
             except CompilerError as error:
                 raise BuildError(
                     f"XLA cannot compile this model for {self.device} {self.topology}.", [Problem(key, str(error))]
@@ -122,14 +118,14 @@ class Platform:
         )
         return TargetEntry(target, schema.Platform(cpuinfo.architecture(), cpuinfo.system()) if here else None, layers)
 
-    def toolchain(self, compiler: Compiler) -> dict[str, str]:
+    def toolchain(self) -> dict[str, str]:
         """The releases that decide what a program is compiled to.
 
         Raises:
             BuildError: libtpu does not know the arrangement.
         """
         try:
-            return {**self._packages, "platform": compiler.platform_version}
+            return {**self._packages, "platform": compiler(self.device, self.topology).platform_version()}
         except CompilerError as error:
             raise BuildError(f"libtpu knows no arrangement of TPUs called {self.topology!r}: {error}") from error
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import subprocess
 import sys
-from functools import cached_property
+from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 _PROGRAM = Path(__file__).with_name("compiler_process.py")
@@ -16,8 +16,14 @@ class CompilerError(Exception):
     """XLA refuses the program or the platform, or its process ended."""
 
 
+@cache
+def compiler(platform: str, topology: str) -> Compiler:
+    """The compiler for a platform, which later builds of this process use too."""
+    return Compiler(platform, topology)
+
+
 class Compiler:
-    """Compiles programs for one platform, until the block ends. The process starts with the first question.
+    """Compiles programs for one platform. Its process starts with the first of them, and again after one that ended it.
 
     Args:
         platform: jax's name, ``cpu`` or ``tpu``.
@@ -26,26 +32,17 @@ class Compiler:
 
     def __init__(self, platform: str, topology: str) -> None:
         self._arguments = [platform, topology]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._version = ""
 
-    def __enter__(self) -> Compiler:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if "_process" in self.__dict__:
-            _pipe(self._process.stdin).close()
-            self._process.wait()
-            for pipe in (self._process.stdout, self._process.stderr):
-                _pipe(pipe).close()
-
-    @cached_property
     def platform_version(self) -> str:
         """What XLA says of itself.
 
         Raises:
             CompilerError: it does not know the platform.
         """
-        assert self._process
-        return self._answer().decode()
+        self._started()
+        return self._version
 
     def compile(self, program: bytes) -> bytes:
         """The serialised executable of a portable artifact of StableHLO.
@@ -53,31 +50,43 @@ class Compiler:
         Raises:
             CompilerError: XLA cannot compile it, or its process ended.
         """
-        assert self.platform_version
-        pipe = _pipe(self._process.stdin)
+        process = self._started()
         try:
-            pipe.write(len(program).to_bytes(8, "little") + program)
-            pipe.flush()
+            _pipe(process.stdin).write(len(program).to_bytes(8, "little") + program)
+            _pipe(process.stdin).flush()
         except BrokenPipeError:
             pass  # the process has ended, and why is said where its answer is missing
-        return self._answer()
+        return self._answer(process)
 
-    @cached_property
-    def _process(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-P", str(_PROGRAM), *self._arguments]  # -P: modules beside it have names of Python's own
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            process, self._process = self._process, None
+            atexit.unregister(self.close)
+            process.communicate()
 
-    def _answer(self) -> bytes:
-        pipe = _pipe(self._process.stdout)
-        size = pipe.read(8)
-        told = pipe.read(int.from_bytes(size, "little"))
-        if not told:
-            said = _pipe(self._process.stderr).read().decode(errors="replace").strip().splitlines()
-            raise CompilerError(f"its process ended with {self._process.wait()}: {said[-1] if said else 'no message'}")
-        if told[:1] == b"-":
-            raise CompilerError(told[1:].decode(errors="replace").strip().splitlines()[0])
-        return told[1:]
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            command = [sys.executable, "-P", str(_PROGRAM), *self._arguments]  # -P: modules beside it have names of Python's own
+            pipe = subprocess.PIPE
+            self._process = process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)
+            atexit.register(self.close)
+            self._version = self._answer(process).decode()
+        return self._process
+
+    def _answer(self, process: subprocess.Popen[bytes]) -> bytes:
+        pipe = _pipe(process.stdout)
+        told = pipe.read(int.from_bytes(pipe.read(8), "little"))
+        if told[:1] == b"+":
+            return told[1:]
+        if told:
+            message = told[1:].decode(errors="replace").strip().splitlines()[0]
+        else:
+            said = _pipe(process.stderr).read().decode(errors="replace").strip().splitlines()
+            message = f"its process ended with {process.wait()}: {said[-1] if said else 'no message'}"
+        if not told or not self._version:
+            self.close()
+        raise CompilerError(message)
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

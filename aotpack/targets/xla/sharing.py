@@ -35,11 +35,13 @@ def refuse_shared_results(module: GraphModule, method: schema.Method) -> None:
             several parts of ``unsafe_split``, or is an ``as_strided`` view of a turned result.
     """
     returned: list[object] = list(module.graph.output_node().args[0])  # type: ignore[arg-type]
+    inputs = zip(module.graph.find_nodes(op="placeholder"), method.primals, strict=False)
+    constants = {node for node, primal in inputs if isinstance(primal, schema.ConstantPrimal)}
     problems: list[Problem] = []
     for result in method.results:
         if isinstance(result, (schema.FreshResult, schema.AliasResult)) and result.output is not None:
             node = returned[result.output]
-            if isinstance(node, Node) and (reason := _reason(node, result)):
+            if isinstance(node, Node) and root(node) not in constants and (reason := _reason(node, result)):
                 problems.append(Problem(source_line(node) or node.name, reason))
     if problems:
         raise UnsupportedError(
