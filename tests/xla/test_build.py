@@ -168,20 +168,10 @@ class OnTheCpu(torch.nn.Module):
         return torch.special.bessel_j0(x)
 
 
-def _transposed_in_place(x: torch.Tensor) -> torch.Tensor:
-    x.t_()
-    return x * 2
-
-
 @pytest.mark.parametrize(
     ("function", "options", "message"),
     [
-        (OnTheCpu(), {}, r"cannot lower aten\.special_bessel_j0.*\n.*test_build\.py.*bessel_j0\(x\): it would read data"),
-        (
-            _transposed_in_place,
-            {"methods": ("infer",)},
-            r"changes sizes, strides or the storage of an argument in place \(metadata\)",
-        ),
+        (OnTheCpu(), {}, r"test_build\.py.*bessel_j0\(x\): \w+\.(special_)?bessel_j0\.default has no rule for XLA\n.*'portable'"),
         (torch.sin, {"dynamic_shapes": ({0: torch.export.Dim("n", min=2, max=9)},)}, r"varies from call to call"),
         (torch.nonzero, {"methods": ("infer",)}, r"varies from call to call"),
         (F.dropout, {"rng": "eager"}, r"draws its own random numbers"),
@@ -222,30 +212,7 @@ class TwoViews(torch.nn.Module):
         return (x @ self.whole).sum() + (x @ self.part.t()).sum()
 
 
-def constants(x: torch.Tensor) -> torch.Tensor:
-    return torch.ones(3) + torch.arange(3)
-
-
-def branches(x: torch.Tensor) -> torch.Tensor:
-    return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (TwoViews(), r"part: shares its memory with whole\n.*clone\(\)"),
-        (constants, r"infer\.forward depends on no argument, parameter or buffer.*\nCreate what it returns outside the model"),
-    ],
-    ids=["shared state", "constants alone"],
-)
-def test_what_is_refused_and_what_to_do(model: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=message):
-        build(model, (torch.randn(3, 4),), tmp_path / "model.aotpack")
-    assert not (tmp_path / "model.aotpack").exists()
-
-
 def test_state_that_shares_memory_runs_on_tensors_with_addresses(tmp_path: Path) -> None:
-    """What :func:`test_what_is_refused_and_what_to_do` refuses on XLA devices, XLA's own code for the CPU takes."""
     model, x = TwoViews(), torch.randn(3, 4)
     aotpack.build(model, (x,), out=tmp_path / "m", targets=("xla:cpu",))
     loaded = load(tmp_path / "m", backend="xla:cpu")

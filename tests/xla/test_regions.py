@@ -170,4 +170,4 @@ def test_what_a_region_may_not_hold_is_refused() -> None:
     node = region.graph.find_nodes(op="call_function", target=torch.ops.aten.special_bessel_j0.default)[0]
     node.meta["val"] = 3
     (problem,) = problems(normalise(module), "train.forward")
-    assert "computes with a size or a number" in problem.message
+    assert "bessel_j0" in problem.message

@@ -97,7 +97,7 @@ def _takes_seed(module: GraphModule) -> bool:
     is_given = False
     for node in module.graph.nodes:
         if node.target is exchange_random_state:
-            is_given = node.args[0].op == "placeholder"  # type: ignore[union-attr]
+            is_given = node.args[0].op == "placeholder"
         elif (
             node.target is random_state
             or (node.target in RANDOM and not is_given)

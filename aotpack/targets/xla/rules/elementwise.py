@@ -207,7 +207,7 @@ def _comparison(function: Callable[[Array, Array], Array]) -> Rule:
     """The rule that compares in the common type of both operands."""
 
     def compare(node: Node, x: Any, y: Any) -> Array:
-        operands = [item.meta["val"] if isinstance(item, Node) else item for item in node.args[:2]]
+        operands: list[Any] = [item.meta["val"] if isinstance(item, Node) else item for item in node.args[:2]]
         dtype = DTYPES[torch.result_type(*operands)]
         return function(array(x, dtype), array(y, dtype))
 

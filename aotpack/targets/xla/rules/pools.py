@@ -18,8 +18,7 @@ _Sizes = Sequence[int]
 
 def _each(sizes: int | _Sizes, rank: int, default: _Sizes = ()) -> list[int]:
     """A size for each dimension: one is for all, and none is the default."""
-    found = list(sizes) if isinstance(sizes, (list, tuple)) else [sizes]
-    found = found or list(default)
+    found = ([sizes] if isinstance(sizes, int) else list(sizes)) or list(default)
     return found * rank if len(found) == 1 else found
 
 

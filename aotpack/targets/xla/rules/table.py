@@ -15,7 +15,7 @@ from torch.fx import Node
 
 Rule = Callable[..., Any]
 Array = Any
-"""A ``jax.Array``; jax has annotations, but mypy takes minutes to read them."""
+"""A ``jax.Array``."""
 
 RULES: dict[object, Rule] = {}
 """Maps an operator to its rule."""
