@@ -252,7 +252,7 @@ def test_layers_draw_differently_and_a_backward_draws_what_its_forward_drew(reco
     x, direction = torch.randn(200, WIDTH, dtype=torch.float64), torch.randn(200, WIDTH, dtype=torch.float64)
     out = build(Dropping(recomputed=recomputed), (x.requires_grad_(),), tmp_path / "model.aotpack", methods=("train",))
     assert of_bundle(out, "train.forward")["part"] >= 5
-    assert of_bundle(out, "train.backward")["part"] >= 5
+    assert of_bundle(out, "train.backward")["part"] >= 4
     loaded = load(out, backend="xla:cpu")
 
     def at(step: float) -> tuple[Tensor, Tensor, Tensor]:

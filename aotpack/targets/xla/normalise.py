@@ -39,11 +39,8 @@ def normalise(module: GraphModule) -> GraphModule:
     for node in list(graph.nodes):
         if node.target in (random_state, exchange_random_state):
             _hold_seed(node)
-        if node.op != "call_function" or not _has_fixed_sizes(node):
-            continue
-        if node.target in table:
-            _expand(node, table[node.target], known)
-        elif (rule := _own_kernel(node)) is not None:
+        rule = table.get(node.target) or _own_kernel(node) if node.op == "call_function" else None
+        if rule is not None and _has_fixed_sizes(node):
             _expand(node, rule, known)
     output = graph.output_node()
     if isinstance(output.args[0], Node):  # the graph is the condition of a loop
