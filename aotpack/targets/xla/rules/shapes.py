@@ -61,7 +61,7 @@ def _upper_indices(node: Node, rows: int, columns: int, offset: int = 0, **_: An
     return jnp.asarray(np.stack(np.triu_indices(rows, offset, columns)), dtype_of(node))
 
 
-@rule("view squeeze.dims unsqueeze")
+@rule("view squeeze.dims unsqueeze _reshape_copy")
 def _reshape(node: Node, x: Array, *_: Any) -> Array:
     return x.reshape(shape_of(node))
 
@@ -140,10 +140,10 @@ def _repeat(node: Node, x: Array, many: Sequence[int]) -> Array:
     return jnp.tile(x, tuple(many))
 
 
-@rule("split_with_sizes")
-def _split(node: Node, x: Array, sizes: Sequence[int], dim: int = 0) -> list[Array]:
+@rule("split_with_sizes split_copy.Tensor")
+def _split(node: Node, x: Array, sizes: int | Sequence[int], dim: int = 0) -> list[Array]:
     dim %= x.ndim
-    ends = np.cumsum(sizes).tolist()
+    ends = np.cumsum([part.shape[dim] for part in node.meta["val"]]).tolist()
     return [lax.slice_in_dim(x, start, end, 1, dim) for start, end in zip([0, *ends], ends, strict=False)]
 
 
