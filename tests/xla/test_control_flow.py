@@ -94,7 +94,7 @@ def test_a_scan_is_a_while_of_any_length(tmp_path: Path) -> None:
     assert found[ROWS] == found[40]
     assert {key: (many["while"], many["dot_general"]) for key, many in found[40].items()} == {
         "train.forward": (1, 1),
-        "train.backward": (1, 3),  # the cell again, and the gradients of its input and its weight
+        "train.backward": (1, 2),  # the gradients of its input and its weight
         "infer.forward": (1, 1),
     }
 

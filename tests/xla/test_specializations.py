@@ -145,7 +145,7 @@ def test_what_fixed_sizes_still_cannot_compute_is_refused_with_its_line(tmp_path
             return torch.special.bessel_j0(x)
 
     batch = Dim("batch", min=2, max=64)
-    with pytest.raises(BuildError, match=r"test_specializations\.py.*bessel_j0\(x\): it would read data"):
+    with pytest.raises(BuildError, match=r"test_specializations\.py.*bessel_j0.* has no rule for XLA"):
         build(
             OnTheCpu(),
             (torch.randn(4),),
