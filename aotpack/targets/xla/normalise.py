@@ -21,6 +21,7 @@ from ..._torch.tracing.aot_autograd import CALL_ON_COPIES
 from ..._torch.tracing.decompose import kernel_of, on_copies, trace
 from . import decompositions
 from .nested import copy_of, regions
+from .rules import RULES
 
 
 def normalise(module: GraphModule) -> GraphModule:
@@ -54,7 +55,9 @@ def normalise(module: GraphModule) -> GraphModule:
 def _own_kernel(node: Node) -> Callable[..., Any] | None:
     """The kernel of an operator that is not torch's own, which is traced like the model."""
     operator = node.args[0] if node.target is CALL_ON_COPIES else node.target
-    kernel = kernel_of(operator) if isinstance(operator, torch._ops.OpOverload) else None
+    if not isinstance(operator, torch._ops.OpOverload) or operator in RULES:  # torch's prims have kernels in Python too
+        return None
+    kernel = kernel_of(operator)
     return on_copies if kernel is not None and node.target is CALL_ON_COPIES else kernel
 
 

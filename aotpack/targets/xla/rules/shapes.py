@@ -135,6 +135,9 @@ def _flip(node: Node, x: Array, dims: Sequence[int]) -> Array:
     return jnp.flip(x, tuple(dims)) if x.ndim else x
 
 
+RULES[torch.ops.prims.rev.default] = _flip
+
+
 @rule("repeat")
 def _repeat(node: Node, x: Array, many: Sequence[int]) -> Array:
     return jnp.tile(x, tuple(many))
