@@ -1,4 +1,4 @@
-"""What the rows of the table do with other releases of torch: 2.9, 2.11 and 2.15."""
+"""What the rows of the table do with other releases of torch: 2.11 and 2.15."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _NOT_IN_EAGER: tuple[str, ...] = ()
 
 
 def runs(case: Case) -> bool:
-    """Whether this torch has what a case needs. aotpack uses no Dynamo of torch 2.9."""
-    return case.name not in _NOT_IN_EAGER and (TORCH >= (2, 10) or tuple(case.front_ends) != ("dynamo",))
+    """Whether this torch has what a case needs."""
+    return case.name not in _NOT_IN_EAGER
 
 
 if TORCH < (2, 13):
@@ -41,49 +41,6 @@ if TORCH < (2, 13):
     }
     XFAIL |= {"layouts: pooled, dynamic, portable": "a guard allows too few sizes"}
     _NOT_IN_EAGER = ("custom operators: torch's own, registered at its first use", "losses: of two element types, portable")
-
-if TORCH < (2, 10):
-    _NOT_IN_EAGER += ("effects: torch's print operator",)
-    REFUSED |= {
-        "input mutation: an intermediate resized to more elements": "enlarges a tensor in place",
-        "input mutation: resize_ larger and then written in part": "enlarges a tensor in place",
-        "input mutation: metadata only, as_strided_, of any size, beyond the argument (eager raises where the storage ends)": (
-            "out of bounds for storage"
-        ),
-        "input mutation: storage resize_(0)": r"resizes the storage.*mutation\.py:\d+: x\.untyped_storage\(\)\.resize_\(0\)",
-        "input mutation: .data assigned": "Boolean value of Tensor",
-        "outputs: a NumPy array": "turns a tensor into a NumPy array",
-        "autograd: a backward writes to an argument that it saved": "backward writes to an argument, parameter or buffer",
-        "state: a parameter is assigned its own data": "Boolean value of Tensor",
-        "state: a part is compiled by torch.compile": "dynamo-optimized function",
-        "state: a first call that does something else": "scaled: read, and changed",
-        "state: a plain tensor that changes from call to call": "acts differently when it is called again",
-        "shapes: sizes computed with real numbers": r"x\.shape\[0\]: dynamic in dynamic_shapes, but the model fixes it",
-        "shapes: divisibility, 2*Dim": "appears only inside an expression",
-        "shapes: unbacked, split at indices in a tensor": "Could not guard on data-dependent expression",
-        "control flow: cond, integer results": "AssertionError",
-        **{
-            f"control flow: {name}": f"{text} during higher order op tracing"
-            for name, text in (
-                ("cond, a branch returns its operand", "Encountered aliasing"),
-                ("cond, a branch returns a view of its operand", "Encountered aliasing"),
-                ("cond, a branch writes to buffers", "Encountered input mutation"),
-                ("while_loop, writes to its operand", "Encountered input mutation"),
-                ("while_loop, a carry that stays", "Encountered aliasing"),
-            )
-        },
-        "control flow: map, dynamic length": r"x\.shape\[0\]: dynamic in dynamic_shapes, but the model fixes it",
-        "control flow: flex attention, gradients on a CPU (eager raises)": "flex_attention_backward, which this loader",
-        "Python state, export: a list that nothing reads": "Node arity mismatch",
-        "subclasses: views of a result": "result 1: is a view of another result",
-        "subclasses: jagged": "No front end could trace the model.*NestedIntNode",
-    }
-    XFAIL |= {
-        **dict.fromkeys(("outputs: sizes", "outputs: sizes, dynamic"), "a torch.Size among the results is a tuple"),
-        "control flow: cond, branches of other sizes": "eager's backward raises an error, a bundle's gives the right gradient",
-        "RNG: other strides": "check='full' finds other strides of a saved value than the bundle has recorded",
-        "shapes: sizes 0, 1 and more, slices": "the recorded size of a slice that may be empty",
-    }
 
 if TORCH >= (2, 15):
     REFUSED |= {

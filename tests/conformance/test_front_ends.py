@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from aotpack._torch.tracing.dynamo import has_front_end
 from aotpack.capture import FRONT_ENDS
 from devtools.harness import run
 
@@ -28,8 +27,6 @@ NAMES = (
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_a_front_end_agrees_with_eager(front_end: str, name: str, tmp_path: Path) -> None:
-    if front_end == "dynamo" and not has_front_end():
-        pytest.skip("aotpack uses no Dynamo of this torch")
     torch.set_num_threads(1)
     (case,) = (case for case in CASES if case.name == name)
     run(replace(case, front_ends=(front_end,)), tmp_path / "case.aotpack")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.releases import TORCH
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import aotpack
@@ -31,7 +30,6 @@ def batch(rows: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
 
-@pytest.mark.skipif(TORCH < (2, 11), reason="aotpack does not use the Dynamo of this torch")
 def test_a_last_batch_of_one_trains(tmp_path: Path) -> None:
     out, rows = tmp_path / "gpt2.aotpack", torch.export.Dim("batch", min=1, max=8)
     sizes = {name: {0: rows} for name in batch(3)}
@@ -49,7 +47,6 @@ def test_a_last_batch_of_one_trains(tmp_path: Path) -> None:
             torch.testing.assert_close(found[name], parameter.grad)
 
 
-@pytest.mark.skipif(TORCH < (2, 11), reason="aotpack does not use the Dynamo of this torch")
 def test_a_cache_among_the_results_is_refused_with_the_way_out(tmp_path: Path) -> None:
     with pytest.raises((CaptureError, UnsupportedError)) as caught:
         aotpack.build(gpt2(use_cache=True), (), batch(3), out=tmp_path / "m", targets=("portable",), methods=("train",))

@@ -17,9 +17,8 @@ import aotpack
 from aotpack._torch.fixes import applying
 from aotpack._torch.fixes.entries import FIXES
 from aotpack._torch.fixes.register import Fix, minor
-from aotpack._torch.tracing.dynamo import has_front_end
 
-from .harness import ROOT, Case, MismatchError, check, load_case
+from .harness import ROOT, MismatchError, check, load_case
 from .trial import attempt
 
 NOT_SHOWN = {
@@ -48,13 +47,6 @@ def parameters(fixes: Sequence[Fix]) -> list[Any]:
     return [pytest.param(fix, id=fix.id, marks=pytest.mark.compiled if fix.id in compiled else ()) for fix in fixes]
 
 
-def case_of(fix: Fix) -> Case:
-    case = load_case(fix)
-    if case.front_ends == ("dynamo",) and not has_front_end():
-        pytest.skip("aotpack uses no Dynamo of this torch")
-    return case
-
-
 def test_every_fix_has_a_case() -> None:
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests/torch_fixes/cases").glob("*.py")}
     assert files == {fix.case for fix in FIXES}
@@ -67,7 +59,7 @@ NO_COMPLEX_CODE = pytest.mark.filterwarnings("ignore:Torchinductor does not supp
 @pytest.mark.parametrize("fix", parameters(FIXES))
 def test_with_all_fixes_a_case_is_eagers(fix: Fix, tmp_path: Path) -> None:
     """Also where torch has mended the fault: another part of a build may bring it back."""
-    case = case_of(fix)
+    case = load_case(fix)
     before = applying.calls()[fix.id]
     if case.refused:
         with pytest.raises(aotpack.AotpackError):
@@ -85,7 +77,7 @@ def test_with_a_fix_left_out_its_case_fails(fix: Fix, tmp_path: Path) -> None:
     first, end = minor(NOT_SHOWN_BEFORE.get(fix.id, "0.0")), minor(NOT_SHOWN.get(fix.id, "99.0"))
     if not first <= TORCH < end or (fix.id in NEEDS_AVX512 and not has_avx512()):
         pytest.skip("this torch, or this processor, passes the case without the fix")
-    case = case_of(fix)
+    case = load_case(fix)
     if case.crashes:
         found = attempt(fix.id, without=True).result
         if found == "same" and fix.id in NEEDS_AVX512:

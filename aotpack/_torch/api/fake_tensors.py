@@ -281,7 +281,7 @@ def symbols_in(sizes: Sequence[Any]) -> set[Any]:
 
 def hint(env: ShapeEnv, symbol: Any) -> int | None:
     """The example's size for a symbol, or null."""
-    values = getattr(env, "backed_var_to_val", None) or env.var_to_val
+    values = env.backed_var_to_val
     value = values.get(symbol)
     return None if value is None else int(value)
 

@@ -52,9 +52,6 @@ def quiet_torch_logs() -> Iterator[None]:
             logger.removeFilter(is_shown)
 
 
-OLD_IGNORED = "ignore_logger_methods"
-
-
 _MESSAGES = ("log", "debug", "info", "warn", "warning", "error", "exception", "critical", "fatal")
 
 

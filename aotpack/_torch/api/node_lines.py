@@ -21,9 +21,6 @@ def recorded_lines(entry: str) -> Iterator[None]:
     our function ``entry``.
     """
     tracer: Any = proxy_tensor.PythonKeyTracer
-    if not hasattr(tracer, "_filter_traceback_frames"):  # torch 2.9
-        yield
-        return
     initialise = proxy_tensor._MakefxTracer.__init__
 
     def recording(made: Any, *args: Any, **kwargs: Any) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._functorch import partitioners
 from torch._higher_order_ops import effects
 from torch.fx import GraphModule, Node
 
 RANDOM = torch.Tag.nondeterministic_seeded
-_TAGS_FORWARD = hasattr(partitioners, "_has_tag_is_forward")
 
 
 def is_random(node: Node) -> bool:
@@ -48,26 +46,19 @@ def _argument(node: Node, name: str) -> Any:
 
 def is_effectful(target: Any) -> bool:
     """Whether an operator is registered as having an effect."""
-    return isinstance(target, torch._ops.OpOverload) and _effect(target) is not None
-
-
-def _effect(target: torch._ops.OpOverload) -> Any:
-    """The registered effect of an operator; torch 2.9 has a table of operators."""
-    table = getattr(effects, "SIDE_EFFECTS", None)
-    return effects._get_effect(target) if table is None else table.get(target)
+    return isinstance(target, torch._ops.OpOverload) and effects._get_effect(target) is not None
 
 
 def is_fixed(target: Any) -> bool:
     """Whether an operator draws random numbers or has an effect, so that it must not move."""
-    return isinstance(target, torch._ops.OpOverload) and (RANDOM in target.tags or _effect(target) is not None)
+    return isinstance(target, torch._ops.OpOverload) and (RANDOM in target.tags or is_effectful(target))
 
 
 def in_backward(node: Node) -> bool:
     """Whether a node of a joint graph was traced in the backward: forward nodes all have a tag,
-    backward nodes may not. torch 2.9 tags the backward alone.
+    backward nodes may not.
     """
-    tag = node.meta.get("partitioner_tag")
-    return bool(tag != "is_forward" if _TAGS_FORWARD else tag in ("is_backward", "must_be_in_backward"))
+    return bool(node.meta.get("partitioner_tag") != "is_forward")
 
 
 def keep_in_backward(node: Node) -> None:

@@ -94,8 +94,8 @@ def value_near(size: torch.SymInt, further: int) -> int:
 
 
 def _hints(env: ShapeEnv) -> dict[Any, Any]:
-    found: dict[Any, Any] | None = getattr(env, "backed_var_to_val", None)
-    return env.var_to_val if found is None else found  # torch 2.9
+    found: dict[Any, Any] = env.backed_var_to_val
+    return found
 
 
 def modulo(base: Any, divisor: Any) -> Any:
@@ -156,8 +156,7 @@ class Symbols:
         symbol = self.by_name[name] = sympy.Symbol(name, integer=True)
         self._bound(symbol, minimum, maximum)
         self._unbacked = max(self._unbacked, int(_UNBACKED.fullmatch(name)[1]) + 1)  # type: ignore[index]
-        counter: Any = self.env.unbacked_symint_counter
-        self.env.unbacked_symint_counter = type(counter)(self._unbacked)  # in torch 2.9 an itertools.count
+        self.env.unbacked_symint_counter = self._unbacked
 
     def _bound(self, symbol: sympy.Symbol, minimum: int, maximum: int | None) -> None:
         self.env.constrain_symbol_range(symbol, minimum, int_oo if maximum is None else maximum)

@@ -30,7 +30,7 @@ lacks what eager's says.
 
 Minor = tuple[int, int]
 
-SUPPORTED = ("2.9", "2.11", "2.13", "2.14", "2.15")
+SUPPORTED = ("2.11", "2.13", "2.14", "2.15")
 """The minor releases of torch that the compiler was tested on."""
 
 INDUCTOR_SUPPORTED = ("2.13", "2.14", "2.15")

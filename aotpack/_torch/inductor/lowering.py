@@ -54,7 +54,7 @@ from .toolchain.commands import WRAPPER_LEVEL, Library, LoweringError, Sources, 
 
 
 def can_name_instruction_set() -> bool:
-    """Whether Inductor supports choosing ``-march``; torch 2.9 does not, and always uses the build
+    """Whether Inductor supports choosing ``-march``; torch 2.11 does not, and always uses the build
     machine's.
     """
     return hasattr(inductor_config.cpp, "march")

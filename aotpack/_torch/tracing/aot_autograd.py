@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
-import importlib.util
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +15,7 @@ import torch
 import torch._dynamo
 import torch._inductor
 import torch._inductor.lowering
+from torch._export import config as export_config
 from torch._functorch import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import descriptors as desc
@@ -31,7 +30,6 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from ..api.backward_writers import Writer
 from ..api.counting import count_call, require_calls
-from ..api.fake_tensors import fake_mode_of
 from ..api.graph_modules import lazy_graph_modules
 from ..api.node_lines import name_backward, recorded_lines
 from ..api.patching import hooked
@@ -161,9 +159,9 @@ def _export_joint(
 
     with (
         contextlib.ExitStack() as stack,
-        functorch_config.patch(_SUBCLASS_TANGENTS),
+        functorch_config.patch(disable_guess_zero_tangent_for_mutated_input_subclass=True),  # the loader makes zeros of its type
         inductor_config.patch(enable_auto_functionalized_v2=False),
-        _plain_writes_of_export(),
+        export_config.patch(enable_auto_functionalized_v2_for_export=False),
         _aliases_named(),
         _observed_results(observed, inside),
         recorded_lines(entry="traced_model"),
@@ -178,7 +176,7 @@ def _export_joint(
     ):
         joint = aot_autograd.aot_export_joint_with_descriptors(stack, module, args, kwargs, decompositions=decompositions)
         state, capture = joint._aot_state, joint._aot_graph_capture
-        mode = getattr(state, "fake_mode", None) or fake_mode_of(joint.graph_module.graph)  # torch 2.9 has no such attribute
+        mode = state.fake_mode
         descriptors: Any = capture.updated_flat_args_descs
         subclasses = capture.maybe_subclass_meta
         if state.needs_autograd:
@@ -263,27 +261,6 @@ CALL_ON_COPIES = auto_functionalized
 called on copies of them.
 
 It returns what ``op`` returns (None if that is nothing), followed by the copies.
-"""
-
-_WRITES = "enable_auto_functionalized_v2_for_export"
-
-
-def _plain_writes_of_export() -> contextlib.AbstractContextManager[Any]:
-    """Disable the v2 of auto-functionalization while torch.export traces; torch 2.9 has neither
-    this setting nor its module.
-    """
-    if importlib.util.find_spec("torch._export.config") is None:
-        return contextlib.nullcontext()
-    config: Any = importlib.import_module("torch._export.config")
-    return config.patch({_WRITES: False}) if hasattr(config, _WRITES) else contextlib.nullcontext()
-
-
-_GUESS = "disable_guess_zero_tangent_for_mutated_input_subclass"
-
-
-_SUBCLASS_TANGENTS = {_GUESS: True} if hasattr(functorch_config, _GUESS) else {}
-"""The tangent of a mutated subclass input has the subclass' type, and is no plain tensor of zeros:
-the loader makes such zeros.
 """
 
 

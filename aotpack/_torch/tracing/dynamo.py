@@ -22,7 +22,7 @@ from torch._guards import tracing
 from aotpack_loader.errors import UnsupportedError
 
 from ..api.counting import counted
-from ..api.messages import OLD_IGNORED, message_functions
+from ..api.messages import message_functions
 from ..api.patching import hooked, with_items
 from ..api.shape_env import fixed_sources
 from ..fixes.applying import apply_fixes
@@ -141,11 +141,6 @@ def _nodes(module: torch.fx.GraphModule) -> list[str]:
     return [f"{node.op} {node.name} {node.target} {node.args} {node.kwargs}" for node in kept]
 
 
-def has_front_end() -> bool:
-    """Whether Dynamo of this torch can trace for aotpack: not on torch 2.9."""
-    return hasattr(functional_export, "dynamo_graph_capture_for_export")
-
-
 def _capture(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch.fx.GraphModule, dict[str, Change]]:
@@ -153,16 +148,9 @@ def _capture(
 
     A bundle's graphs cannot hold messages, so calls that only print, warn or log are left out of
     the trace.
-
-    Raises:
-        NotImplementedError: on torch 2.9, whose front end mixes up inputs and does not return its
-            fake mode.
     """
-    if not has_front_end():
-        raise NotImplementedError(f"torch {torch.__version__} has no Dynamo front end that aotpack can use")
     graph_capture = functional_export.dynamo_graph_capture_for_export
     torch._dynamo.reset()
-    ignored = "ignore_logging_functions" if hasattr(torch._dynamo.config, "ignore_logging_functions") else OLD_IGNORED
     with (
         torch._dynamo.config.patch(
             {
@@ -171,7 +159,7 @@ def _capture(
                 "automatic_dynamic_shapes": False,
                 "capture_scalar_outputs": True,
                 "use_numpy_random_stream": True,  # makes NumPy's random numbers an error; otherwise torch would draw them
-                ignored: getattr(torch._dynamo.config, ignored) | message_functions(),
+                "ignore_logging_functions": torch._dynamo.config.ignore_logging_functions | message_functions(),
                 **_AS_IN_EAGER,
             }
         ),

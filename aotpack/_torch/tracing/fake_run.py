@@ -84,9 +84,7 @@ _COUNTING = {
 
 
 def is_compiling() -> bool:
-    """Whether Dynamo is active: it traces the caller, or its own Python code is running
-    (``CompileContext``, torch 2.9).
-    """
+    """Whether Dynamo is active: it traces the caller, or its own Python code is running (``CompileContext``)."""
     return torch.compiler.is_compiling() or CompileContext.try_get() is not None
 
 

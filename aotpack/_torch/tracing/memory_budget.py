@@ -12,7 +12,6 @@ saved for the first layers are still in memory while the last layers are recompu
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,10 +19,7 @@ import torch
 from torch._functorch import config
 from torch._functorch._activation_checkpointing.knapsack import dp_knapsack
 from torch._functorch.partitioners import estimate_runtime
-
-_passes: Any = importlib.import_module("torch._inductor.custom_graph_pass")
-_Estimator: Any = getattr(_passes, "CustomRuntimeEstimator", object)  # torch 2.9 has neither; its own choice is kept
-_Solver: Any = getattr(_passes, "CustomKnapsackSolver", object)
+from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomRuntimeEstimator
 
 
 @contextlib.contextmanager
@@ -35,7 +31,7 @@ def within_budget(share: float | None) -> Iterator[None]:
     """
     changes: dict[str, Any] = {} if share is None else {"activation_memory_budget": share}
     chosen = config.activation_memory_budget_solver, config.activation_memory_budget_runtime_estimator
-    if _Estimator is not object and chosen == ("dp", "flops"):
+    if chosen == ("dp", "flops"):
         operations = _Operations()
         solver = _LeastMemory(operations.counted)
         changes |= {"activation_memory_budget_runtime_estimator": operations, "activation_memory_budget_solver": solver}
@@ -43,7 +39,7 @@ def within_budget(share: float | None) -> Iterator[None]:
         yield
 
 
-class _Operations(_Estimator):  # type: ignore[misc]
+class _Operations(CustomRuntimeEstimator):
     """torch's own estimate in floating-point operations, recorded because it cannot be computed
     when the solver is called.
     """
@@ -60,7 +56,7 @@ class _Operations(_Estimator):  # type: ignore[misc]
         return __name__
 
 
-class _LeastMemory(_Solver):  # type: ignore[misc]
+class _LeastMemory(CustomKnapsackSolver):
     """torch's own solver, which prefers values early in its list.
 
     It is given small values first, and among equals the last.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aotpack._torch.fixes.entries import FIXES
-from aotpack._torch.fixes.register import INDUCTOR_SUPPORTED, SUPPORTED
+from aotpack._torch.fixes.register import INDUCTOR_SUPPORTED, SUPPORTED, minor, name_of
 from devtools.paths import RESULTS, ROOT
 
 from .groups import GROUPS, Group
@@ -38,8 +38,9 @@ overrides: compare such a bundle with eager.
 
 Code for `cpu` of torch 2.13, 2.14 and 2.15 runs on the other two: the loader's table of tried pairs
 is what `scripts/test-torch-matrix` found. On torch 2.9 and 2.11 calls run in Python, because the
-call library needs torch 2.13. A build on torch 2.9 does not use the front end `dynamo`. Wheels of
-both distributions install and train a small model with each torch and Python of this page.
+call library needs torch 2.13. torch 2.9 is for loading alone: it is the last with
+[torch_xla](xla.md). Wheels of both distributions install and train a small model with each torch and
+Python of this page.
 Python 3.14 is the one of Debian forky, and ran in a chroot of it with GCC 16.
 
 The page about [fixes of torch](torch-fixes.md) lists what a build corrects.
@@ -68,7 +69,9 @@ def stored(folder: Path = RESULTS / "torch-versions") -> list[Result]:
 def page(results: Sequence[Result]) -> str:
     """The whole page."""
     lines = [_HEAD.format(portable=_listed(SUPPORTED), native=_listed(INDUCTOR_SUPPORTED))]
+    every, builders = results, [result for result in results if name_of(minor(result["torch"])) in SUPPORTED]
     for part, title in _PARTS.items():
+        results = every if part == "loader" else builders
         lines += [f"## {title}", "", *_table("tests", [_name(result) for result in results])]
         for group in GROUPS:
             if group.part == part:
@@ -78,7 +81,7 @@ def page(results: Sequence[Result]) -> str:
             lines.append(_row("Fixes that a build applies", [f"{len(FIXES) - count} of {len(FIXES)}" for count in lacking]))
             lines.append(_row("Faults that torch lacks", list(map(str, lacking))))
         lines.append("")
-    parts = (_fixed(results), _matrix(stored_matrix()), _failures(results), _machines(results))
+    parts = (_fixed(builders), _matrix(stored_matrix()), _failures(every), _machines(every))
     return "\n".join([*lines, *itertools.chain(*parts)]).rstrip() + "\n"
 
 

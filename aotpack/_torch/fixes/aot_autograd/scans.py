@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...api.nodes import view_of_copy
-from ...api.patching import hooked, patched
+from ...api.patching import patched
 
 _SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package has a function of that name
 
@@ -22,20 +22,8 @@ def make_scans_traceable() -> Iterator[None]:
 
     Torch returns such a result twice, and then rejects the alias that it made itself. It also keeps a
     copy of each transposed weight for every step.
-
-    Torch 2.9 has other faults. It computes the step again, and rejects a carry's gradient that is a
-    slice of another. It also drops gradients through a carry that starts as a tensor without one;
-    eager's own gradients are wrong there.
     """
-    implementation: Any = getattr(_SCANS, "ScanAutogradImpl", None)
-    if implementation is None:
-        create, operator = _SCANS.create_bw_fn, _SCANS.ScanAutogradOp
-        with (
-            patched("aot-scan-returns-a-result-twice", _SCANS, "create_bw_fn", _with_dense_gradients(create)),
-            hooked("aot-scan-returns-a-result-twice", operator, "apply", _with_carry_followed(operator.apply)),
-        ):
-            yield
-        return
+    implementation: Any = _SCANS.ScanAutogradImpl
     original: Callable[[Any], None] = implementation._optimize_forward_intermediates
 
     def optimized(self: Any) -> None:
@@ -88,23 +76,3 @@ def _source_of_copies(node: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx
         steps.append(node)
         node = node.all_input_nodes[0]
     return node, steps
-
-
-def _with_dense_gradients(create: Callable[..., Callable[..., list[Any]]]) -> Callable[..., Callable[..., list[Any]]]:
-    def created(*args: Any) -> Callable[..., list[Any]]:
-        backward = create(*args)
-        return lambda *given: [item.contiguous() if isinstance(item, torch.Tensor) else item for item in backward(*given)]
-
-    return created
-
-
-def _with_carry_followed(apply: Callable[..., Any]) -> Callable[..., Any]:
-    def applied(combine: Any, count: int, *rest: Any) -> Any:
-        numbers, operands = rest[:2], list(rest[2:])
-        if torch.is_grad_enabled() and any(isinstance(item, torch.Tensor) and item.requires_grad for item in operands):
-            for i, item in enumerate(operands[:count]):
-                if not item.requires_grad and (item.is_floating_point() or item.is_complex()):
-                    operands[i] = item.detach().requires_grad_()
-        return apply(combine, count, *numbers, *operands)
-
-    return applied

@@ -22,7 +22,7 @@ from ..applying import counted
 
 def make_one_hot_contiguous() -> contextlib.AbstractContextManager[None]:
     """Make the result of ``one_hot`` contiguous, whatever the strides of the classes."""
-    decompose: Callable[..., torch.Tensor] = getattr(decompositions, "one_hot", _one_hot)  # torch 2.9 and 2.11 have none
+    decompose: Callable[..., torch.Tensor] = getattr(decompositions, "one_hot", _one_hot)  # torch 2.11 has none
 
     def one_hot(classes: torch.Tensor, number: int = -1) -> torch.Tensor:
         return decompose(classes, number).contiguous()

@@ -17,7 +17,7 @@ def trace_lstms_for_training() -> Iterator[None]:
     """Keep LSTMs whose weights get gradients out of oneDNN's inference kernel, which saves nothing
     for a backward.
 
-    torch selects that kernel whenever the input itself needs no gradient. For other LSTMs torch 2.9
+    torch selects that kernel whenever the input itself needs no gradient. For other LSTMs torch 2.11
     returns the last states with one dimension too many.
     """
     select: Callable[..., Any] = lstm_decompositions.select_one_layer_lstm_function

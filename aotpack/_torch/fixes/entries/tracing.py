@@ -10,7 +10,7 @@ _fake = partial(Fix, component="fake_tensor")
 _shapes = partial(Fix, component="symbolic_shapes")
 _aot = partial(Fix, component="aot_autograd")
 _partitioner = partial(Fix, component="partitioner")
-_dynamo = partial(Fix, component="dynamo", since="2.11")  # aotpack uses no Dynamo of torch 2.9
+_dynamo = partial(Fix, component="dynamo")
 _AOT = "torch._functorch._aot_autograd"
 _FAKE_KERNELS = "torch._subclasses.fake_impls.op_implementations_dict"
 
@@ -58,7 +58,6 @@ FIXES = (
         apply="fixes.fake_tensor.views:find_ends_of_slices",
         patches=("torch._subclasses.fake_impls._compute_slice_index",),
         fixed_in="2.13",
-        since="2.11",
     ),
     _fake(
         id="fake-kernels-without-sizes",
@@ -154,11 +153,7 @@ FIXES = (
         summary="A scan whose backward needs a result of the step returns it twice, and is refused for its own alias.",
         upstream="pytorch#195977",
         apply="fixes.aot_autograd.scans:make_scans_traceable",
-        patches=(
-            "torch._higher_order_ops.scan.ScanAutogradImpl._optimize_forward_intermediates",
-            "torch._higher_order_ops.scan.create_bw_fn",
-            "torch._higher_order_ops.scan.ScanAutogradOp.apply",
-        ),
+        patches=("torch._higher_order_ops.scan.ScanAutogradImpl._optimize_forward_intermediates",),
     ),
     _aot(
         id="aot-gradients-of-overlapping-results",

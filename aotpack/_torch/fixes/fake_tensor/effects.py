@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,16 +21,9 @@ def keep_errors_of_linalg() -> Iterator[None]:
     It has no result, so a trace leaves it out otherwise. ``cholesky`` of a matrix that is not
     positive-definite then returns numbers without a meaning, where eager raises an error.
     """
-    take_back = _registered()
+    registered: Any = effects._register_effectful_op(_CHECK, effects._EffectType.ORDERED)
     count_call("fake-errors-of-linalg")
     try:
         yield
     finally:
-        take_back()
-
-
-def _registered() -> Callable[[], None]:
-    """Register the check, and return what takes that back; torch 2.9 has a table of operators."""
-    register: Any = effects
-    handle = register._register_effectful_op(_CHECK, register._EffectType.ORDERED)
-    return handle.destroy if handle is not None else lambda: register._deregister_effectful_op(_CHECK)
+        registered.destroy()

@@ -51,11 +51,6 @@ def fix_fake_strides() -> Iterator[None]:
         yield
 
 
-_LIKE_CHANNELS_LAST = next(  # torch 2.9 has the shorter name
-    name for name in ("are_strides_like_channels_last_or_false", "are_strides_like_channels_last") if hasattr(_prims_common, name)
-)
-
-
 @contextlib.contextmanager
 def choose_layouts_by_hints() -> Iterator[None]:
     """Decide the layout of tensors with dynamic sizes by the example's sizes.
@@ -64,7 +59,7 @@ def choose_layouts_by_hints() -> Iterator[None]:
     channels-last images for contiguous ones. Another call's sizes may give another layout if
     elements overlap, or because of the strides of dimensions of size 1.
     """
-    like_channels_last: Callable[..., bool] = getattr(_prims_common, _LIKE_CHANNELS_LAST)
+    like_channels_last: Callable[..., bool] = _prims_common.are_strides_like_channels_last_or_false
     order = _prims_common.compute_elementwise_output_logical_to_physical_perm
 
     def like_channels_last_by_hints(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
@@ -77,7 +72,12 @@ def choose_layouts_by_hints() -> Iterator[None]:
         return order(*tensors, **options)
 
     with (
-        patched("fake-layouts-of-varying-sizes", _prims_common, _LIKE_CHANNELS_LAST, like_channels_last_by_hints),
+        patched(
+            "fake-layouts-of-varying-sizes",
+            _prims_common,
+            "are_strides_like_channels_last_or_false",
+            like_channels_last_by_hints,
+        ),
         patched(
             "fake-layouts-of-varying-sizes",
             _prims_common,
