@@ -140,8 +140,9 @@ def report(test: str, seconds: float) -> pytest.TestReport:
 def test_nightly_measures_the_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AOTPACK_TESTS", "nightly")
     monkeypatch.setattr(selection, "_SECONDS", tmp_path / "seconds.json")
+    (tmp_path / "seconds.json").write_text('{"a::gone": 5, "b::of another run": 4}')
     selection.note_run([report("a::slow", 1.0), report("a::quick", 1.0), report("a::slow", 1.6)], passed=False)
-    assert json.loads((tmp_path / "seconds.json").read_text()) == {"a::slow": 3}
+    assert json.loads((tmp_path / "seconds.json").read_text()) == {"a::slow": 3, "b::of another run": 4}
 
 
 def test_a_file_changes_until_a_run_with_it_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,9 @@ def note_run(reports: Iterable[pytest.TestReport], passed: bool) -> None:
         seconds[report.nodeid] += 0 if report.skipped else report.duration
     found = {test: round(took) for test, took in sorted(seconds.items()) if took >= _LONG}
     if nightly():
-        _SECONDS.write_text(json.dumps(found, indent=1) + "\n")
+        ran = {test.partition("::")[0] for test in seconds}
+        others = {test: took for test, took in json.loads(_SECONDS.read_text()).items() if test.partition("::")[0] not in ran}
+        _SECONDS.write_text(json.dumps(dict(sorted((others | found).items())), indent=1) + "\n")
     elif path := _kept("seconds.json"):
         path.write_text(json.dumps(_seconds() | found))
     if passed and (path := _kept("files.json")):

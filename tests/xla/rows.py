@@ -47,6 +47,9 @@ KNOWN = {
     "state: odd parameters": Known(
         "a gradient in float64 of a sum in float32", rf"state\.f64\.grad{VALUES}", within=1e-6, rounding=True
     ),
+    "input mutation: out= of another type, logsumexp": Known(
+        "a result in float64 of exponentials in float32", rf"out{VALUES}", within=1e-7, rounding=True
+    ),
     "outputs: multi-output views, unbind, in place afterwards (eager raises)": Known(
         "views of a result that was not returned are not known to be parts of one operator's results",
         "eager's forward raises RuntimeError: Output 0 of Unbind is a view .*; the bundle works",

@@ -64,7 +64,7 @@ def run(code: str, *arguments: object, **environment: str) -> Any:
     """What a program in torch_xla's environment prints, as JSON on its last line; it follows :data:`TRAINING`."""
     command = [PYTHON, "-W", "ignore", "-c", TRAINING + code, *map(str, arguments)]
     variables = {**os.environ, "PJRT_DEVICE": "CPU", **environment}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 
+import torch
 from torch.fx import GraphModule, Node
 
 from aotpack_loader.devices.xla_views import unsupported_view
@@ -61,7 +62,7 @@ def _reason(node: Node, result: schema.FreshResult | schema.AliasResult) -> str:
 
 def shared_outputs(module: GraphModule, private: frozenset[int], *, parts: bool = False) -> tuple[GraphModule, Views]:
     """A copy of ``module`` that returns one value for all visible outputs in its memory, and the
-    view steps to each of them.
+    view steps to each of them. So it does for a result that is lazily conjugated or negated.
 
     ``private`` are the outputs that only the backward reads. ``parts``: inputs or outputs are parts
     of tensor subclasses; for these it is not known which are views of which.
@@ -85,12 +86,19 @@ def shared_outputs(module: GraphModule, private: frozenset[int], *, parts: bool 
         )
     views: Views = {}
     for base, positions in together.items():
-        if base.op != "placeholder" and len({returned[i] for i in positions}) > 1:
+        is_several = len({returned[i] for i in positions}) > 1
+        if base.op != "placeholder" and (is_several or any(_is_lazy(returned[i]) for i in positions)):
             views |= {i: _steps(base, returned[i]) for i in positions if returned[i] is not base}
             for i in positions:
                 returned[i] = base
     output.args = (returned,)
     return copied, views
+
+
+def _is_lazy(node: Node) -> bool:
+    """Whether a tensor has other numbers than its memory, which is shared: of a conjugate or of an imaginary part of one."""
+    value = node.meta["val"]
+    return isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg())
 
 
 def _steps(base: Node, view: Node) -> list[schema.ViewStep]:
