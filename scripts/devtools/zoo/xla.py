@@ -1,8 +1,7 @@
 """Architectures of the zoo on an XLA device: ten steps of SGD with momentum, compared with eager's on the CPU.
 
-Each is built as a portable bundle in this environment, with torch's current release.
-``aotpack compile --target xla`` adds the target in the XLA target's environment, which lacks the models'
-packages. A new process there loads and trains it. Dropout is off, because XLA draws other numbers
+Each is built as a portable bundle, and ``aotpack compile --target xla`` adds the target. A new process in
+torch_xla's environment, which lacks the models' packages, loads and trains it. Dropout is off, because XLA draws other numbers
 than eager. Losses, and final parameters and buffers, are compared.
 """
 
@@ -32,7 +31,7 @@ from devtools.zoo import xla_steps
 from devtools.zoo.roll import ARCHITECTURES
 from devtools.zoo.workers import awake
 
-BIN = ROOT / ".venv-xla" / "bin"
+THERE = ROOT / ".venv-xla" / "bin" / "python"
 RECORD = RESULTS / "zoo_xla.json"
 PAGE = ROOT / "docs" / "xla.md"
 CHOSEN = ("gpt2", "bert", "vit", "resnet", "t5")
@@ -76,9 +75,21 @@ def run(name: str) -> Line:
         try:
             expected = build(name, folder)
             start = time.perf_counter()
-            process([BIN / "aotpack", "compile", folder / "portable.aotpack", "--target", "xla", "-o", folder / "xla.aotpack"])
+            process(
+                [
+                    sys.executable,
+                    "-m",
+                    "aotpack",
+                    "compile",
+                    folder / "portable.aotpack",
+                    "--target",
+                    "xla",
+                    "-o",
+                    folder / "xla.aotpack",
+                ]
+            )
             seconds = time.perf_counter() - start
-            process([BIN / "python", "-I", xla_steps.__file__, folder])
+            process([THERE, "-I", xla_steps.__file__, folder])
         except (aotpack.AotpackError, subprocess.SubprocessError) as error:
             return {"status": "failed", "reason": str(getattr(error, "stderr", "") or error).strip()[-600:]}
         measured = json.loads((folder / "xla.json").read_text())

@@ -17,8 +17,8 @@ START = ("make", "first step")
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    """Measure in torch_xla's own environment, which ``scripts/setup-xla`` creates."""
-    return _measured(on_torch_xla(bench), network("gpt_plain"))
+    """Build here, and measure in torch_xla's own environment, which ``scripts/setup-xla`` creates."""
+    return _measured(bench.bundle(case := network("gpt_plain"), *TARGETS), on_torch_xla(bench), case)
 
 
 def on_torch_xla(bench: Bench) -> Bench:
@@ -36,8 +36,8 @@ def _folder(work: Path) -> Path:
     return folder
 
 
-def _measured(bench: Bench, case: Case) -> dict[str, Any]:
-    bundle, source = bench.bundle(case, *TARGETS), bench.source(case)
+def _measured(bundle: Path, bench: Bench, case: Case) -> dict[str, Any]:
+    source = bench.source(case)
     run = partial(run_once, bench, case)
     works, left_out = able(
         {

@@ -18,9 +18,9 @@ FORMS = {"scan": True, "unrolled": False}
 
 
 def measure(bench: Bench) -> dict[str, Any]:
-    """Measure in torch_xla's own environment."""
+    """Build here, and measure in torch_xla's own environment."""
     there = on_torch_xla(bench)
-    found = {str(rows): _measured(there, rows) for rows in ROWS}
+    found = {str(rows): _measured(bench, there, rows) for rows in ROWS}
     figures = ("hlo_bytes", "build_seconds", "load_seconds", "xla_compile_seconds", "step_seconds")
     ratios = {
         f"{rows} rows, {figure}, scan to unrolled": forms["scan"][figure] / forms["unrolled"][figure]
@@ -34,10 +34,10 @@ def measure(bench: Bench) -> dict[str, Any]:
     }
 
 
-def _measured(bench: Bench, rows: int) -> dict[str, Any]:
+def _measured(bench: Bench, there: Bench, rows: int) -> dict[str, Any]:
     cases = {name: network("recurrent", options={"by_scan": by_scan}, inputs={"rows": rows}) for name, by_scan in FORMS.items()}
     built = {name: _built(bench, case) for name, case in cases.items()}
-    runs = {name: run_once(bench, case, "bundle", "--bundle", built[name]["bundle"]) for name, case in cases.items()}
+    runs = {name: run_once(there, case, "bundle", "--bundle", built[name]["bundle"]) for name, case in cases.items()}
     return {
         name: {
             "hlo_bytes": built[name]["hlo_bytes"],
