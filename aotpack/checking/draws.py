@@ -6,7 +6,7 @@ negative stay in their range.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ from .._torch.api.fake_tensors import is_plain_tensor, is_traced
 from .eager import Example
 
 _FEW_VALUES = 2
+_aten = torch.ops.aten
+_ORDERS_TIES = frozenset((_aten.topk.default, _aten.kthvalue.default))
+"""Operators that may return any of equal elements."""
 _FAR = (30.0, -30.0, 1e4)
 """Extreme values, in standard deviations."""
 
@@ -51,6 +54,11 @@ def of_edges(example: Example) -> Example | None:
     if not _are_separate(tensors):
         return None
     return _mapped(example, lambda tensor: _like(tensor, _edges(tensor.detach(), generator)))
+
+
+def orders_ties(graphs: Iterable[torch.fx.GraphModule]) -> bool:
+    """Whether a graph has an operator for which torch does not say which of equal elements is returned."""
+    return any(node.target in _ORDERS_TIES for graph in graphs for node in graph.graph.nodes)
 
 
 def of_equal_sizes(example: Example, method: schema.Method) -> Example | None:

@@ -13,18 +13,11 @@ from . import rows, sweep
 PASSED = {name for name, row in sweep.read().items() if row["status"] == "pass"}
 """Rows that passed when all were run (scripts/conformance-xla)."""
 REFUSED = {
-    "input mutation: metadata and data": "changes sizes, strides or the storage",
-    "outputs: sparse": "returns as result 0 a sparse tensor",
-    "subclasses: views of an input": "returns as result 0 a view of an argument beside tensor subclasses",
     "subclasses: a part is returned": "is in the memory of an argument",
     "shapes: unbacked, views": "varies from call to call",
-    "shapes: as_strided with an offset, an offset input at call, portable": r"reads x by as_strided, with an offset",
-    "as_strided: images of any number": "as_strided of a tensor that is not contiguous",
     "as_strided: slices, portable": "has a size that varies from call to call",
-    "as_strided: elements with gaps": "as_strided view with gaps",
     "gradient writes: a gradient of two inputs, trace": "backward writes to a gradient that is also used elsewhere",
     "gradient writes: a gradient of two inputs, in a hook, trace": "a hook that writes to a gradient that is also used elsewhere",
-    "identity: aliasing inputs, one mutated, disjoint": "at the call: .*shares its memory with",
 }
 
 

@@ -306,8 +306,8 @@ def test_one_branch_alone_is_run(tmp_path: Path) -> None:
         return torch.cond(x.sum() > 0, lambda x: x @ x, lambda x: x.cos(), (x,))
 
     (found,) = kinds(build(branches, (torch.randn(3, 3),), tmp_path / "m", methods=("infer",))).values()  # type: ignore[arg-type]
-    assert found["conditional"] == 1
-    assert found["dot"] == 1
+    assert found["case"] == 1
+    assert found["dot_general"] == 1
 
 
 # ------------------------------------------------------------------ random numbers

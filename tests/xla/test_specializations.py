@@ -80,8 +80,8 @@ def test_forward_and_backward_of_one_size_belong_together(path: Path) -> None:
     model, _ = models.cnn()
     loaded = load(path, backend="xla:cpu").eval().train()
     first, second = example(4), example(6)
-    for module, place in ((model, "cpu"), (loaded)):
-        losses = [module(*(arg.to(place) for arg in args)) for args in (first, second)]
+    for module in (model, loaded):
+        losses = [module(*args) for args in (first, second)]
         losses[0].backward()
         losses[1].backward()
     for parameter, other in zip(model.parameters(), loaded.parameters(), strict=True):

@@ -188,7 +188,7 @@ def _power(node: Node, x: Any, y: Any) -> Array:
     base = array(x, wide(dtype))
     if isinstance(y, (int, float)) and float(y).is_integer() and 0 <= abs(y) <= 8 and (y >= 0 or not is_integer(dtype)):
         return cast(lax.integer_pow(base, int(y)), dtype)
-    if y == 0.5:
+    if isinstance(y, float) and y == 0.5:
         return cast(jnp.sqrt(base), dtype)
     return cast(jnp.power(base, array(y, wide(dtype))), dtype)
 

@@ -125,7 +125,7 @@ def _plain(function: Callable[..., Array]) -> Rule:
 
 
 def _gradient(function: Callable[..., Array]) -> Rule:
-    """The gradient of a pool of averages."""
+    """The gradient of a linear function of an image."""
     return lambda node, gradient, x, *options: jax.vjp(lambda x: function(x, *options), x)[1](gradient)[0]
 
 
@@ -139,6 +139,14 @@ def _adaptive_backward(node: Node, gradient: Array, x: Array) -> Array:
     return _gradient(_adaptive_average)(node, gradient, x, gradient.shape[-2:])
 
 
+def _replicated(x: Array, padding: _Sizes) -> Array:
+    """An image with ``padding`` copies of its edges around it, the last dimension's first."""
+    sides = list(zip(padding[::2], padding[1::2], strict=True))[::-1]
+    return jnp.pad(x, [(0, 0)] * (x.ndim - len(sides)) + sides, mode="edge")
+
+
+for _operator in operators("replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward"):
+    RULES[_operator] = _gradient(_replicated)
 for _rank in (2, 3):
     _forward, _backward, _maxima, _of_maxima = operators(
         f"avg_pool{_rank}d avg_pool{_rank}d_backward max_pool{_rank}d_with_indices max_pool{_rank}d_with_indices_backward"
