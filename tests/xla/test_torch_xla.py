@@ -53,6 +53,10 @@ def train(model, args):
 
 def given(path):
     return [arg.to("xla").requires_grad_(arg.requires_grad) for arg in torch.load(path)]
+
+def address(tensor):
+    torch_xla.sync(wait=True)
+    return torch_xla._XLAC._unsafe_buffer_pointer(tensor)
 """
 
 
@@ -139,6 +143,115 @@ print(json.dumps({"found": found, "torch": torch.__version__, "compiler": "aotpa
         expected = {key: value.double().sum().item() for key, value in model.state_dict().items()}
         assert found["state"] == pytest.approx(expected, rel=1e-3, abs=1e-4), name
         assert found["loaded"] >= 3, name  # train.forward, train.backward, infer.forward
+
+
+class Cache(torch.nn.Module):
+    """Writes into a buffer and into an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(128, 16))
+
+    def forward(self, x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        self.seen.mul_(0.5).add_(x)
+        total.add_(x)
+        return self.seen.sum() + total.mean()
+
+
+@pytest.mark.nightly
+@needs_torch_xla
+def test_memory_is_given_on_where_nobody_sees_it(tmp_path: Path) -> None:
+    """With ``donate`` what is written to keeps its memory; views and aliases follow it, clones do not. Kept graphs go on."""
+    bundle = build(Cache(), (torch.randn(128, 16), torch.zeros(128, 16)), tmp_path / "cache", methods=("infer",))
+    model, args = models.mlp()
+    kept = build(model, args, tmp_path / "mlp")
+    torch.save(args, tmp_path / "args.pt")
+    told = run(
+        """
+cache, mlp, args = sys.argv[1:]
+ones = torch.ones(128, 16).to("xla")
+found = {}
+for donate in (False, True):
+    model, there = load(cache, device="xla", trust="all", donate=donate).eval(), torch.zeros(128, 16).to("xla")
+    alias, view, copied = there.detach(), there[:4], there.clone()
+    if not donate:
+        other = torch.zeros(128, 16).to("xla")
+        other.copy_(there)  # torch_xla lets the two share memory
+    places = {address(model.seen), address(there)}
+    with torch.no_grad():
+        values = [model(ones, there).item() for _ in range(3)]
+    found[str(donate)] = {
+        "values": values,
+        "stays": {address(model.seen), address(there)} == places,
+        "others": [x.sum().item() for x in (alias, view, copied, model.seen)] + ([] if donate else [other.sum().item()]),
+    }
+model, args = load(mlp, device="xla", trust="all"), given(args)
+loss = model(*args)
+found["kept"] = []
+for keep in (True, True, False):
+    found["kept"].append([x.sum().item() for x in torch.autograd.grad(loss, list(model.parameters()), retain_graph=keep)])
+print(json.dumps(found))
+""",
+        bundle,
+        kept,
+        tmp_path / "args.pt",
+    )
+    eager, total = Cache(), torch.zeros(128, 16)
+    values = [eager(torch.ones(128, 16), total).item() for _ in range(3)]
+    others = [x.sum().item() for x in (total, total[:4], torch.zeros(1), eager.seen)]
+    assert told["True"] == {"values": pytest.approx(values), "stays": True, "others": pytest.approx(others)}
+    assert told["False"] == {"values": pytest.approx(values), "stays": False, "others": pytest.approx([*others, 0.0])}
+    gradients = [x.sum().item() for x in torch.autograd.grad(model(*args), list(model.parameters()))]
+    assert told["kept"] == [pytest.approx(gradients, rel=1e-4, abs=1e-5)] * 3
+
+
+@pytest.mark.nightly
+@needs_torch_xla
+def test_two_devices_share_a_batch(tmp_path: Path) -> None:
+    """By SPMD: BatchNorm sees the whole batch. What was loaded before SPMD is refused, for torch_xla would crash."""
+    model, args = models.cnn()
+    bundle = build(model, args, tmp_path / "cnn")
+    torch.save(args, tmp_path / "args.pt")
+    told = run(
+        """
+import numpy
+import torch_xla.distributed.spmd as spmd
+import torch_xla.runtime as runtime
+
+runtime.use_spmd()
+model = load(sys.argv[1], device="xla", trust="all")
+x, labels = given(sys.argv[2])
+mesh = spmd.Mesh(numpy.arange(2), (2,), ("data",))
+spmd.mark_sharding(x, mesh, ("data", None, None, None))
+spmd.mark_sharding(labels, mesh, ("data",))
+print(json.dumps({**train(model, (x, labels)), "sharding": torch_xla._XLAC._get_xla_sharding_spec(x)}))
+""",
+        bundle,
+        tmp_path / "args.pt",
+        CPU_NUM_DEVICES="2",
+    )
+    assert told["sharding"] == "{devices=[2,1,1,1]0,1}"
+    torch.testing.assert_close(told["losses"], train(model, args), rtol=1e-4, atol=1e-5)
+    late, donated = run(
+        """
+import torch_xla.runtime as runtime
+from aotpack_loader.errors import TargetError
+
+model, args = load(sys.argv[1], device="xla", trust="all"), given(sys.argv[2])
+runtime.use_spmd()
+refused = []
+for attempt in (lambda: model(*args), lambda: load(sys.argv[1], device="xla", trust="all", donate=True)):
+    try:
+        attempt()
+    except TargetError as error:
+        refused.append(str(error))
+print(json.dumps(refused))
+""",
+        bundle,
+        tmp_path / "args.pt",
+    )
+    assert late.startswith("torch_xla's SPMD mode was turned on after this bundle was loaded.\nCall torch_xla.runtime.use_spmd()")
+    assert donated == "donate=True: under SPMD buffers are not updated in place.\nLoad without it."
 
 
 @pytest.mark.nightly
