@@ -193,10 +193,7 @@ def test_it_needs_trust(bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"packages": {"jaxlib": "==0.1.2"}}, r"compiled for jaxlib ==0\.1\.2, this is .*aotpack-loader\[xla-cpu\]"),
         ({"packages": {"jaxlib-of-nobody": "==1"}}, "needs jaxlib-of-nobody ==1, which is not installed"),
-        ({"cpu_features": ["avx", "teleport"]}, "needs native; this processor lacks teleport"),
-        ({"architecture": "s390x"}, "built for s390x, this machine is"),
         ({"device": "tpu", "topology": "v5e:2x2"}, "is code for tpu v5e:2x2, which torch_xla cannot load"),
     ],
 )
@@ -208,6 +205,56 @@ def test_code_for_something_else_is_never_loaded(
     monkeypatch.setattr(Bundle, "targets", property(lambda self: {"xla:cpu": other}))
     with pytest.raises(TargetError, match=rf"The target 'xla:cpu' cannot run here\.\n  xla:cpu: {reason}"):
         select.select(opened, LoadOptions(backend="xla:cpu", trust="all"))
+
+
+ELSEWHERE = [
+    ({"packages": {"jaxlib": "==0.1.2"}}, r"compiled for jaxlib ==0\.1\.2, this is .*aotpack-loader\[xla-cpu\]"),
+    ({"cpu_features": ["avx", "teleport"]}, "needs native; this processor lacks teleport"),
+    ({"architecture": "s390x"}, "built for s390x, this machine is"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), ELSEWHERE)
+def test_elsewhere_the_program_is_compiled_at_load(
+    bundle: Path, change: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code is not touched. A target without programs is refused."""
+    opened = Bundle.open(bundle)
+    target = opened.targets["xla:cpu"]
+    without_code = {key: structs.replace(item, code=None) for key, item in target.xla.items()}
+    monkeypatch.setattr(
+        Bundle, "targets", property(lambda self: {"xla:cpu": structs.replace(target, **change, xla=without_code)})
+    )
+    model, args = models.mlp()
+    loaded = load(bundle, backend="xla:cpu", trust="all")
+    torch.testing.assert_close(torch.tensor(train(loaded, args)), torch.tensor(train(model, args)), rtol=1e-5, atol=1e-5)
+    code_alone = {key: structs.replace(item, stablehlo=None) for key, item in target.xla.items()}
+    monkeypatch.setattr(Bundle, "targets", property(lambda self: {"xla:cpu": structs.replace(target, **change, xla=code_alone)}))
+    with pytest.raises(TargetError, match=reason):
+        load(bundle, backend="xla:cpu", trust="all")
+
+
+def test_state_that_moves_and_state_that_is_written_to(bundle: Path) -> None:
+    """Buffers of the state are kept between calls: they see values written in place, and other memory replaces them."""
+    model, args = models.mlp()
+    loaded = load(bundle, backend="xla:cpu", trust="all")
+    loaded.load_state_dict(model.state_dict())
+    for change in (
+        lambda weight: weight.data.mul_(2),
+        lambda weight: setattr(weight, "data", weight.data + 1),
+        lambda weight: setattr(weight, "data", torch.randn(17, weight.numel()).flatten()[3 : 3 + weight.numel()].view_as(weight)),
+        lambda weight: weight.data.neg_(),
+        lambda weight: weight.data.set_(weight.data.t().contiguous().t()),
+        lambda weight: weight.data.mul_(0.5),
+    ):
+        for module in (model, loaded):
+            torch.manual_seed(0)
+            change(module.first.weight)  # type: ignore[no-untyped-call]
+            module.zero_grad()
+            module(*args).backward()
+        torch.testing.assert_close(loaded.first.weight, model.first.weight)
+        torch.testing.assert_close(loaded(*args), model(*args))
+        torch.testing.assert_close(loaded.first.weight.grad, model.first.weight.grad)
 
 
 def test_code_that_is_damaged_or_returns_something_else(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # X3
@@ -222,8 +269,10 @@ def test_code_that_is_damaged_or_returns_something_else(bundle: Path, monkeypatc
     with pytest.raises(CorruptBundleError, match=r"xla:cpu has no code for infer\.forward"):
         PjrtDevice(opened, structs.replace(target, xla={"infer.forward": empty})).executable("infer.forward", graph, (6, 1))
     monkeypatch.setattr(Bundle, "module", lambda self, descriptor: b"no code")
-    with pytest.raises(TargetError, match=r"jaxlib cannot load the code of infer\.forward for xla:cpu: "):
-        PjrtDevice(opened, target).executable("infer.forward", graph, (6, 1))
+    for compiles, failed in ((False, "load"), (True, "compile")):
+        device = PjrtDevice(opened, target, compiles=compiles)
+        with pytest.raises(TargetError, match=rf"jaxlib cannot {failed} the code of infer\.forward for xla:cpu: "):
+            device.executable("infer.forward", graph, (6, 1))
 
 
 @pytest.mark.parametrize("name", ["xla:tpu", "xla:gpu", "xla:cpu-v3", "xla:tpu-v5e"])

@@ -12,6 +12,7 @@ import torch
 
 from ..archive.bundle import Bundle
 from ..format import schema
+from ..format.computations import computations
 from ..format.versions import torch_satisfies
 from . import cpuinfo
 
@@ -156,7 +157,10 @@ class _Xla(Backend):
 
 
 class _Pjrt(Backend):
-    """Executables of XLA for one platform. They run on request alone: calls through jaxlib cost more than AOTInductor's."""
+    """Executables of XLA for one platform. They run on request alone: calls through jaxlib cost more than AOTInductor's.
+
+    Where the machine or a release is not the compiling one, XLA's compiler for CPUs compiles their programs at load.
+    """
 
     def runs(self, target: schema.Target) -> bool:
         return target.device != _Xla.device_type  # unfit() says for which platforms they cannot run here
@@ -169,12 +173,19 @@ class _Pjrt(Backend):
     ) -> str:
         from . import xla
 
-        return xla.unfit(target) or _unlike_machine(target, platform)
+        reason = xla.unfit(target) or _unlike_machine(target, platform)
+        return xla.unfit(target, exact=False) if reason and self._has_programs(target) else reason
 
     def open(self, bundle: Bundle, target: schema.Target, device: torch.device | None, untrusted: str) -> Device:
+        from . import xla
         from .pjrt import PjrtDevice
 
-        return PjrtDevice(bundle, target)
+        platform = bundle.manifests[target.name].platform
+        return PjrtDevice(bundle, target, compiles=bool(xla.unfit(target) or _unlike_machine(target, platform)))
+
+    def _has_programs(self, target: schema.Target) -> bool:
+        found = [executable for _, _, executable in computations(target) if executable.results]
+        return target.device == "cpu" and bool(found) and all(executable.stablehlo for executable in found)
 
 
 BACKENDS: Final[dict[str, tuple[Backend, ...]]] = {

@@ -1,4 +1,4 @@
-"""Executables of XLA for this machine's CPU, compiled at build. jaxlib runs them on torch's CPU tensors.
+"""Executables of XLA for this machine's CPU, compiled at build or, elsewhere, at load. jaxlib runs them on torch's CPU tensors.
 
 :mod:`aotpack_loader.trust` alone decides whether they may run, before this module is used.
 """
@@ -89,6 +89,8 @@ def _seed() -> torch.Tensor:
 class PjrtDevice(CpuDevice):
     """Runs XLA's executables of a bundle on the CPU.
 
+    ``compiles``: the executables are for another machine or release, so their StableHLO is compiled.
+
     Raises:
         TargetError: jax cannot be imported.
     """
@@ -96,12 +98,12 @@ class PjrtDevice(CpuDevice):
     device = torch.device("cpu")
     call_library: tuple[CallLibrary | None, str] = (None, "XLA's code is run by jaxlib")
 
-    def __init__(self, bundle: Bundle, target: schema.Target) -> None:
+    def __init__(self, bundle: Bundle, target: schema.Target, *, compiles: bool = False) -> None:
         try:
             from .. import _jax_compat as compat
         except (ImportError, RuntimeError) as error:
             raise TargetError(f"{target.name} needs jax, which cannot be imported: {error}") from error
-        self._compat, self._bundle, self._target = compat, bundle, target
+        self._compat, self._bundle, self._target, self._compiles = compat, bundle, target, compiles
         self._computations: Mapping[str, schema.XlaExecutable] = target.xla
         self._sizes: Mapping[str, int] = {}
 
@@ -112,27 +114,39 @@ class PjrtDevice(CpuDevice):
         return device
 
     def executable(self, key: str, graph: schema.Descriptor, arity: tuple[int, int]) -> PjrtExecutable:
-        """Load the code called ``key``; nothing is compiled.
+        """Load the code called ``key``, or compile its program.
 
         Raises:
             CorruptBundleError: the target lacks it.
-            TargetError: jaxlib cannot load it.
+            TargetError: jaxlib cannot load or compile it.
         """
         executable = self._computations.get(key)
-        if executable is None or (executable.results and executable.code is None):
+        stored = None if executable is None else executable.stablehlo if self._compiles else executable.code
+        if executable is None or (executable.results and stored is None):
             raise CorruptBundleError(f"The target {self._target.name} has no code for {key}.")
-        return PjrtExecutable(key, self._load(key, executable), executable, self._strides(key, graph, executable))
+        code = None if stored is None else self._code(key, stored, executable)
+        return PjrtExecutable(key, code, executable, self._strides(key, graph, executable))
 
-    def _load(self, key: str, executable: schema.XlaExecutable) -> compat.Executable | None:
-        if executable.code is None:
-            return None
+    def _code(self, key: str, stored: schema.Descriptor, executable: schema.XlaExecutable) -> compat.Executable:
+        made, make = ("compile", self._compat.compiled) if self._compiles else ("load", self._compat.loaded)
         try:
-            return self._compat.Executable(self._bundle.module(executable.code))
-        except RuntimeError as error:
+            return self._compat.Executable(make(self._bundle.module(stored)), self._state(key, executable))
+        except (RuntimeError, ValueError) as error:
             raise TargetError(
-                f"jaxlib cannot load the code of {key} for {self._target.name}: {str(error).strip().splitlines()[0]}",
+                f"jaxlib cannot {made} the code of {key} for {self._target.name}: {str(error).strip().splitlines()[0]}",
                 hint="Build the bundle anew, or load it with backend='portable' where it has that.",
             ) from error
+
+    def _state(self, key: str, executable: schema.XlaExecutable) -> list[int]:
+        """The parameters of the code that are parameters, buffers and constants of the model."""
+        name, _, direction = key.rpartition(".")
+        method = self._bundle.program.methods[name]
+        kinds = (schema.ParameterPrimal, schema.BufferPrimal, schema.ConstantPrimal)
+        state = {i for i, primal in enumerate(method.primals) if isinstance(primal, kinds)}
+        if direction == "backward" and method.backward is not None:
+            saved = enumerate(method.backward.saved)
+            state = {i for i, item in saved if isinstance(item, schema.SavedPrimal) and item.primal in state}
+        return [i for i, parameter in enumerate(executable.parameters) if parameter.input in state]
 
     def _strides(self, key: str, graph: schema.Descriptor, executable: schema.XlaExecutable) -> dict[int, tuple[int, ...]]:
         """Strides of the values that leave the method. Values for its backward may have any strides (X1)."""

@@ -36,8 +36,11 @@ _EXTRAS = {"torch_xla": "xla", "jax": "xla-cpu", "jaxlib": "xla-cpu"}
 """Which extra of the loader brings a package."""
 
 
-def unfit(target: schema.Target) -> str:
-    """Why this process cannot run a target of this kind, or an empty string. Imports nothing."""
+def unfit(target: schema.Target, *, exact: bool = True) -> str:
+    """Why this process cannot run a target of this kind, or an empty string. Imports nothing.
+
+    ``exact``: other releases of the packages do not do.
+    """
     if target.device not in ("xla", "cpu"):
         return f"is code for {target.device} {target.topology}, which torch_xla cannot load: it runs the target 'xla' there"
     made = "lowered" if target.device == "xla" else "compiled"
@@ -48,7 +51,7 @@ def unfit(target: schema.Target) -> str:
             found = installed(package)
         except PackageNotFoundError:
             return f"needs {package} {releases}, which is not installed" + _remedy(package)
-        if not torch_satisfies(found, releases):
+        if exact and not torch_satisfies(found, releases):
             return f"{made} for {package} {releases}, this is {found}" + _remedy(package)
     if target.device == "xla" and importlib.util.find_spec("torch_xla") is None:
         return f"needs torch_xla{_remedy('torch_xla')}"
