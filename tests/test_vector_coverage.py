@@ -33,12 +33,11 @@ WITHOUT_VALID_VECTOR = {
 }
 """Properties, arms and words that no valid vector can have, with the reason."""
 
-_XLA = "only a program that XLA has compiled shows it, and vectors hold none: tests/xla"
 RULES_WITHOUT_VECTOR = {
     "O1": "vectors call methods, and make no steps: tests/test_optimizers.py",
     "X1": "what code of two targets saves differs by what the compiler chose: tests/test_layouts.py",
     "X9": "no machine that replays vectors is known to have a GPU: tests/test_cuda_target.py",
-    **dict.fromkeys(("X3", "X4", "X5", "X6"), _XLA),
+    "X6": "a program's own views are seen by its backward alone: tests/xla",
 }
 """Rules that no vector can show, with the reason."""
 

@@ -17,7 +17,7 @@ from msgspec import structs
 from test_vector_coverage import INVALID, RULES_WITHOUT_VECTOR, VALID, VECTORS, _calls, rules
 
 from aotpack_loader.archive.weights import View, WeightMap
-from aotpack_loader.devices import aoti, operators
+from aotpack_loader.devices import aoti, operators, pjrt
 from aotpack_loader.devices.call_library import import_library
 from aotpack_loader.devices.portable import PortableExecutable, _names
 from aotpack_loader.errors import AotpackError, CorruptBundleError
@@ -183,6 +183,25 @@ def overwrites_what_is_kept(patch: Patch) -> None:
     patch.setattr(aoti.AotiExecutable, "retaining", aoti.AotiExecutable.__call__)
 
 
+def overwrites_whatever_it_may(patch: Patch) -> None:
+    make = pjrt.PjrtDevice.executable
+
+    def made(self: pjrt.PjrtDevice, key: str, *given: Any) -> Callable[[list[Any]], list[Any]]:
+        run, described = make(self, key, *given), self._computations[key]
+        donated = [described.parameters[i].input for i in described.donated]
+
+        def overwriting(inputs: list[Any]) -> list[Any]:
+            taken = [inputs[i] for i in donated if i is not None]
+            results = run(inputs)
+            for tensor in taken:
+                tensor.zero_()
+            return results
+
+        return overwriting
+
+    patch.setattr(pjrt.PjrtDevice, "executable", made)
+
+
 def opens_any_call_library(patch: Patch) -> None:
     patch.setattr(aoti, "open_library", lambda bundle, target: (import_library(bundle.code(target.call.code)), ""))
 
@@ -205,6 +224,7 @@ WITHOUT: list[tuple[str, str, Callable[[Patch], None]]] = [
     ("R9", "valid/turns_gradients_on", forgets_that_gradients_are_on),
     ("R10", "valid/view_from_the_graph", detaches_every_result),
     ("X7", "valid/compiled_step", overwrites_what_is_kept),
+    ("X5", "valid/programs_for_sizes", overwrites_whatever_it_may),
     ("X8", "valid/compiled_step", opens_any_call_library),
     ("V3", "valid/later_properties", refuses_unknown_properties),
     ("W7", "valid/beyond_its_storage", one_storage_for_all),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from aotpack_loader.archive import compression
 from aotpack_loader.format import media_types
 
-from .case import Call, Case, t
+from .case import INFER, Call, Case, t
 from .documents import Documents, blob_name, digest_of
 from .invalid import Invalid
 from .targets import add_target_for_gpus
@@ -49,7 +49,71 @@ def _calls() -> list[Call]:
     return [Call([t(4, 3)]), Call([t(4, 3)], more={"then": "retained"}), refused]
 
 
+XLA = "xla:cpu"
+
+
+def _programs(documents: Documents) -> None:
+    """Code that fits nothing, so readers compile the programs; backwards may overwrite what was saved (X5)."""
+    target, manifest = documents.target, documents.manifest
+    assert target["name"] == XLA
+    raw = b"no executable"
+    code = documents.add_blob(media_types.CODE_PJRT, compression.compress(raw), raw)
+    found = [*target.get("xla", {}).values()]
+    for item in (one for several in target.get("specializations", {}).values() for one in several):
+        found += [item["forward"], item["backward"]]
+        saved = [parameter["input"] for parameter in item["backward"]["parameters"]]
+        item["backward"]["donated"] = [saved.index(i) for i in _private(documents.program["methods"]["train"]) if i in saved]
+        assert item["backward"]["donated"], "the backward reads nothing that the forward computed"
+    unused = {item["code"]["digest"] for item in found}
+    manifest["layers"] = [*(layer for layer in manifest["layers"] if layer["digest"] not in unused), code]
+    for digest in unused:
+        documents.others.pop(blob_name(digest))
+    for item in found:
+        item["code"] = code
+    target["cpu_features"] = ["none_has_this"]
+
+
+def _private(method: Json) -> list[int]:
+    """The saved values that the backward alone uses."""
+    return [i for i, item in enumerate(method["backward"]["saved"]) if item.get("donated")]
+
+
+def _lying(documents: Documents) -> None:
+    _programs(documents)
+    documents.target["xla"]["infer.forward"]["results"][0]["shape"] = [4, 2]
+
+
+def _calls_of_sizes() -> list[Call]:
+    calls = [Call([t(rows, 3)], more={"then": "retained"}) for rows in (4, 6)]
+    return [*calls, Call([t(5, 3)], more={"target": XLA}, refused="X4", contains="rows=4")]
+
+
 COMPILED: dict[str, Case] = {
+    "programs_for_sizes": Case(
+        "programs of XLA for two sizes; the backward may overwrite what the forward saved",
+        ["X4", "X5"],
+        Wave,
+        lambda: (t(4, 3),),
+        _calls_of_sizes,
+        build={
+            "targets": ["portable", XLA],
+            "methods": ["train"],
+            "dynamic_shapes": ({0: torch.export.Dim("rows", min=2, max=64)},),
+            "specializations": [{"rows": 4}, {"rows": 6}],
+        },
+        edit=_programs,
+        compiled=[XLA],
+    ),
+    "program_of_other_results": Case(
+        "a program of XLA that returns other sizes than its target says",
+        ["X3"],
+        lambda: nn.Sequential(nn.Linear(3, 3), nn.Tanh()),
+        lambda: (t(4, 3),),
+        lambda: [Call([t(4, 3)], **INFER, more={"target": XLA}, refused="X3", kind="CorruptBundleError", contains="X3")],
+        build={"targets": ["portable", XLA], "methods": ["infer"]},
+        edit=_lying,
+        compiled=[XLA],
+    ),
     "compiled_step": Case(
         "a step of compiled code, whose backward overwrites what the forward saved, and which takes fewer sizes than its method",
         ["X2", "X7", "X8"],

@@ -19,14 +19,19 @@ Json = Any
 
 
 class Documents:
-    """The documents of a bundle as plain JSON. :meth:`files` updates the digests from the bottom up."""
+    """The documents of a bundle as plain JSON, with one of its targets: the first, or that called ``target``.
 
-    def __init__(self, path: Path) -> None:
+    :meth:`files` updates the digests from the bottom up.
+    """
+
+    def __init__(self, path: Path, target: str = "") -> None:
         with tarfile.open(path) as archive:
             self.others = {m.name: archive.extractfile(m).read() for m in archive}  # type: ignore[union-attr]
         self.top = json.loads(self.others.pop("index.json"))
         self.index = self._take(self.top["manifests"][0])
-        self.manifest = self._take(self.index["manifests"][0])
+        entries = self.index["manifests"]
+        self.entry = next(item for item in entries if target in ("", item["annotations"][media_types.ANNOTATION_TARGET]))
+        self.manifest = self._take(self.entry)
         self.program = self._take(self.manifest["config"])
         self.target = self._take(self.manifest["layers"][0])
         self.method: Json = {}
@@ -130,7 +135,7 @@ class Documents:
 
         put(self.program, self.manifest["config"])
         put(self.target, self.manifest["layers"][0])
-        put(self.manifest, self.index["manifests"][0])
+        put(self.manifest, self.entry)
         put(self.index, self.top["manifests"][0])
         files["index.json"] = dump(self.top)
         return dict(sorted(files.items()))

@@ -161,7 +161,7 @@ def write_case(name: str, case: CallCase, folder: Path) -> None:
             **{"targets": ["portable"], **case.build},
         )
     if case.edit is not None:
-        documents = Documents(bundle)
+        documents = Documents(bundle, *case.compiled)
         case.edit(documents)
         bundle.write_bytes(tar(list(documents.files().items())))
     with Bundle.open(bundle) as opened:
