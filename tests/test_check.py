@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -465,6 +465,39 @@ def test_a_model_that_acts_otherwise_in_float64_is_compared(factor: float) -> No
     example, method = Example((torch.randn(5, requires_grad=True),), {}), SimpleNamespace(autocast=None)
     eager, other = (Eager(ByType(each), method, True, Call()) for each in (1.0, factor))  # type: ignore[arg-type]
     assert bool(Reference(eager, example, same_numbers=True).differences(other.run(example))) is (factor != 1.0)
+
+
+class Odd(nn.Module):
+    """Its last value is NaN, infinite or large; with ``overflows``, it is as large as half precision can be."""
+
+    def __init__(self, value: float, *, overflows: bool = False) -> None:
+        super().__init__()
+        self.value, self.overflows = value, overflows
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled = x.exp() * (self.value if self.overflows else 1.0)
+        return scaled.half() if self.overflows else torch.where(x < 0, scaled, self.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2.0])
+@pytest.mark.parametrize("other", [float("nan"), float("inf"), -float("inf"), 2.0])
+def test_nan_is_no_rounding_of_infinity(value: float, other: float) -> None:
+    """What is not finite must be equal in kind."""
+    example, method = Example((torch.tensor([-1.0, -2.0, 1.0], requires_grad=True),), {}), SimpleNamespace(autocast=None)
+    eager, bundle = (Eager(Odd(each), method, True, Call()) for each in (value, other))  # type: ignore[arg-type]
+    found = Reference(eager, example, same_numbers=True).differences(bundle.run(example))
+    assert bool(found) is (repr(value) != repr(other))
+
+
+@pytest.mark.parametrize("value", [65519.97, 65520.03])
+def test_an_overflow_at_the_largest_number_is_rounding(value: float) -> None:
+    """Eager is a few roundings from the other side. Where it is not, infinity is an error."""
+    example, method = Example((torch.zeros(5),), {}), SimpleNamespace(autocast=None)
+    other = 65520.03 if value < 65520 else 65519.97
+    eager, bundle = (Eager(Odd(each, overflows=True), method, False, Call()) for each in (value, other))  # type: ignore[arg-type]
+    assert Reference(eager, example, same_numbers=True).differences(bundle.run(example)) == []
+    eager = replace(eager, module=Odd(value - 9e3 if value < 65520 else value + 9e3, overflows=True))
+    assert Reference(eager, example, same_numbers=True).differences(bundle.run(example))
 
 
 class Watched(nn.Module):

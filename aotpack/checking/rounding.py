@@ -66,15 +66,9 @@ def is_rounding(path: str, eager: Observation, bundle: Observation, exact: Obser
     dtype, eps = ours.dtype, torch.finfo(ours.dtype).eps
     ours, theirs, still, moved = _wide(ours), _wide(theirs), _wide(still), list(map(_wide, moved))
     reference = ours if best is None else _wide(best)
-    compared = ours.isfinite()
-    if not _same_nonfinite(ours, theirs):
-        # A value near the largest number of its type may overflow on one side alone.
-        loose = torch.zeros_like(compared)
-        for value in moved:
-            loose |= value.isfinite() != still.isfinite()
-        compared &= theirs.isfinite() | ~loose
-        if bool((ours.isfinite() != theirs.isfinite())[~loose].any()):
-            return False
+    if not bool((_same_kinds(ours, theirs, still, moved) | _at_the_largest(theirs, reference, dtype)).all()):
+        return False
+    compared = ours.isfinite() & theirs.isfinite()
     spreads = [_distance(value, still, compared & still.isfinite() & value.isfinite()) for value in moved]
     jumps = max((max(FEW / by, 2) * spread for (by, _), spread in zip(runs, spreads, strict=True)), default=0.0)
     allowed = max(FEW * eps * largest(ours[compared]), jumps, _vanishing(path, dtype, eager))
@@ -106,6 +100,33 @@ def _moves_alike(eager: torch.Tensor, bundle: torch.Tensor, still: torch.Tensor,
     for value in moved:
         loose |= value != still
     return not bool(((eager != bundle) & ~loose).any())
+
+
+def _same_kinds(ours: torch.Tensor, theirs: torch.Tensor, still: torch.Tensor, moved: list[torch.Tensor]) -> torch.Tensor:
+    """Where the bundle is NaN, infinite or finite as eager is, or as a moved run is and the still one is not.
+
+    Infinity and NaN are one where eager's own gives way to a number: of two values that are rounding alone, either may be 0.
+    """
+    own, kind, before = map(_kinds, (ours, theirs, still))
+    same = kind == own
+    for value in moved:
+        seen = _kinds(value)
+        same |= (seen != before) & ((seen == kind) | ((own != 0) & (kind != 0)))
+    return same
+
+
+def _kinds(value: torch.Tensor) -> torch.Tensor:
+    """2 where a value is NaN, 1 or -1 where it is infinite, and 0 elsewhere."""
+    infinite = value.isinf()
+    sign = infinite if value.is_complex() else infinite * value.sign().nan_to_num()
+    return torch.where(value.isnan(), 2, sign.int())
+
+
+def _at_the_largest(theirs: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Where a few roundings of ``dtype`` decide whether a value is infinite."""
+    most, few = torch.finfo(dtype).max, FEW * torch.finfo(dtype).eps
+    near = (reference.abs() / most - 1).abs() <= few
+    return near & (theirs.abs() >= most * (1 - few)) & (theirs.sgn() == reference.sgn())
 
 
 def _is_real(value: torch.Tensor) -> bool:

@@ -25,7 +25,10 @@ _SUMS: Final = (torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar)
 """Inductor's rule is for complex numbers alone: two calls, then views as real numbers, which few layouts allow."""
 _NORMS: Final = tuple(
     getattr(torch.ops.aten, name)
-    for name in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional")
+    for name in (
+        *("native_batch_norm", "_native_batch_norm_legit"),
+        *("_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training"),
+    )
 )
 _NLL_BACKWARDS: Final = (torch.ops.aten.nll_loss_backward.default, torch.ops.aten.nll_loss2d_backward.default)
 _PIECE: Final = 2**19
@@ -45,14 +48,23 @@ def adapted(table: Rules) -> Rules:
 
 
 def _of_constants(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule for batch norms. With an ``eps`` of 0 (``instance_norm``), eager's kernels make channels that do not vary 0."""
+    """A rule for batch norms with an ``eps`` of 0. Eager's kernels make channels that do not vary 0 (``instance_norm``).
+
+    In inference they multiply before they subtract the mean, so a variance of 0 gives NaN where both are infinite.
+    """
 
     def decomposed(x: torch.Tensor, weight: Any, bias: Any, *rest: Any, **given: Any) -> Any:
         found = rule(x, weight, bias, *rest, **given)
-        if found is NotImplemented or not rest or rest[-1] != 0 or 0 in found[2].shape:
+        if found is NotImplemented or not rest or rest[-1] != 0:
             return found
         result, mean, scale, *more = found
-        constant, shape = scale.isinf(), [1, -1, *([1] * (x.dim() - 2))]
+        shape = [1, -1, *([1] * (x.dim() - 2))]
+        if 0 in scale.shape:
+            wide = torch.promote_types(x.dtype, torch.float32)
+            factor = rest[1].to(wide).sqrt().reciprocal() * (1 if weight is None else weight.to(wide))
+            start = (0 if bias is None else bias.to(wide)) - rest[0].to(wide) * factor
+            return (x.to(wide) * factor.view(shape) + start.view(shape)).to(x.dtype), mean, scale, *more
+        constant = scale.isinf()
         flat = 0 if bias is None else bias.to(result.dtype).view(shape)
         return torch.where(constant.view(shape), flat, result), mean, torch.where(constant, 0, scale), *more
 

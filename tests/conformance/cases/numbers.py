@@ -87,7 +87,9 @@ def thresholds(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 
 
 def unsigned(x: Tensor) -> tuple[Tensor, ...]:
-    return x.to(torch.uint32), x.to(torch.uint64), x.bfloat16().to(torch.uint32), x.double().to(torch.uint64)
+    large = (x * 1e18, x * 1e38, (x * 1e18).bfloat16(), (x * 1e300).half(), x * float("nan"))
+    unsigned = [each.to(torch.uint64) for each in large]
+    return x.to(torch.uint32), x.to(torch.uint64), x.bfloat16().to(torch.uint32), x.double().to(torch.uint64), *unsigned
 
 
 def cross_entropy(p: Tensor, target: Tensor) -> Tensor:
@@ -167,7 +169,15 @@ def quotients(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 def constant_channels(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     """Nothing to divide by: a batch norm's kernel looks for that, others do not."""
     rows = torch.stack([torch.ones_like(x), x, torch.zeros_like(x)])[None]
-    return F.instance_norm(rows, eps=0.0), F.instance_norm(rows, weight=y, bias=y, eps=0.0), F.group_norm(rows, 3, eps=0.0)
+    still, varying = torch.tensor([0.0, 1.0, -1.0]), torch.tensor([0.0, 2.0, 0.0])
+    return (
+        F.instance_norm(rows, eps=0.0),
+        F.instance_norm(rows, weight=y, bias=y, eps=0.0),
+        F.group_norm(rows, 3, eps=0.0),
+        F.batch_norm(rows, still, varying, y, y, eps=0.0),
+        F.batch_norm(rows.bfloat16(), still, varying, eps=0.0),
+        F.instance_norm(rows, still, varying, use_input_stats=False, eps=0.0),
+    )
 
 
 def images_of_nothing(x: Tensor) -> tuple[Tensor, ...]:

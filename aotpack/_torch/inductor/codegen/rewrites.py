@@ -128,9 +128,12 @@ def _wrap_negative_numbers(graph: Graph, node: Node) -> bool:
     call = _calls_like(graph, node)
     with graph.inserting_before(node):
         whole = call(_CONVERT, source, torch.int64)
-        if dtype is torch.uint64:  # int64 holds half of its numbers, and a choice takes no unsigned ones
-            large = call(_CONVERT, call(_CONVERT, source, dtype), torch.int64)
-            whole = call(_aten.where.self, call(_aten.lt.Scalar, source, 0), whole, large)
+        if (
+            dtype is torch.uint64
+        ):  # int64 holds half of its numbers: of the others eager subtracts 2^63, and flips the highest bit
+            rest = call(_CONVERT, call(_aten.sub.Tensor, source, 2.0**63), torch.int64)
+            large = call(_aten.bitwise_not.default, call(_aten.bitwise_xor.Scalar, rest, 2**63 - 1))
+            whole = call(_aten.where.self, call(_aten.ge.Scalar, source, 2.0**63), large, whole)
     node.update_arg(0, whole)
     return True
 
