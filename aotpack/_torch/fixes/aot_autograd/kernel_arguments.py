@@ -26,19 +26,24 @@ from ...api.fake_tensors import hint_of
 from .overlaps import is_plain
 
 _OF_ONE_TYPE = re.compile(
-    r"add(bmm|mm|mv|r)|baddbmm|bmm|chain_matmul|conv\d+d|conv_transpose\d+d|convolution|dot|inner|linear|linear_cross_entropy"
+    r"add(bmm|mm|mv|r)|baddbmm|binary_cross_entropy|bmm|chain_matmul|conv\d+d|conv_transpose\d+d|convolution|dot|inner|linear|linear_cross_entropy"
     r"|matmul|mm|mv|tensordot|vdot"
 )
 """Functions that convert no argument to the type of another. Most have no kernel for booleans."""
 _OF_SIZES = re.compile(
     r"add(bmm|mm|mv|r)|baddbmm|bernoulli|bucketize|celu|clamp|complex|cross|cross_entropy(_loss)?|cummax|cummin|diagonal_scatter|frac"
-    r"|huber_loss|index_(add|copy|fill)|isin|lerp|linalg_cross|logaddexp2?|logcumsumexp|masked_(scatter|select)|multi_margin_loss"
+    r"|hardshrink|huber_loss|index_(add|copy|fill|reduce)|isin|lerp|linalg_cross|logaddexp2?|logcumsumexp|logit|masked_(scatter|select)|multi_margin_loss"
     r"|multinomial|nll_loss(2d|_nd)?|polar|random|select_scatter|smooth_l1_loss"
 )
 """Functions that take more sizes, types or numbers in a trace.
 
 ``as_strided_scatter`` reads beyond its tensor, so it is left out.
 """
+_OF_REAL_NUMBERS = frozenset(
+    {name.strip("_") for name in (*dir(torch._C._nn), *dir(torch.nn.functional))}
+    | {"mvlgamma", "nanmean", "nansum", "round", "std", "std_mean", "trace", "var", "var_mean"}
+)
+"""Activations, pools, losses: most have no kernels for whole and complex numbers. A trace computes with them."""
 _MOST = 1 << 24
 """How many elements are made of one tensor. A build of a large model must not take its memory."""
 _NORMS = re.compile(r"(native_)?(batch|group|layer)_norm|instance_norm")
@@ -54,7 +59,11 @@ class KernelArgumentsMode(TorchFunctionMode):
         values = tree_leaves((args, kwargs))
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         name = getattr(function, "__name__", "").partition(".")[0].strip("_")
-        if _is_unusual(name, tensors) and _computes(function) and all(map(_can_be_made, values)):
+        if (
+            (_is_unusual(name, tensors) or (name == "arange" and kwargs.get("dtype") is torch.bool))
+            and _computes(function)
+            and all(map(_can_be_made, values))
+        ):
             count_call("aot-arguments-of-kernels")
             _call_on_others(function, args, kwargs)
         return function(*args, **kwargs)
@@ -69,6 +78,7 @@ def _is_unusual(name: str, tensors: Sequence[torch.Tensor]) -> bool:
     if (
         _OF_SIZES.fullmatch(name)
         or len(numbers) > 1
+        or (name in _OF_REAL_NUMBERS and not any(dtype.is_floating_point for dtype in types))
         or ((len(types) > 1 or torch.bool in types) and _OF_ONE_TYPE.fullmatch(name))
     ):
         return True
