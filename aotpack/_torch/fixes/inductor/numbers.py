@@ -180,8 +180,8 @@ def round_quotients_down() -> Iterator[None]:
             below = ops.floor(whole)
             nearest = ops.where(ops.gt(ops.sub(whole, below), half), ops.add(below, one), below)
             nearest = ops.where(ops.ne(whole, zero), nearest, ops.mul(plain, zero))
-            overflows = ops.and_(ops.isinf(plain), ops.eq(ops.sub(a, a), zero))
-            return ops.where(ops.or_(ops.eq(b, zero), overflows), plain, nearest)
+            nearest = ops.where(ops.eq(ops.sub(a, a), zero), ops.where(ops.isinf(plain), plain, nearest), nearest)
+            return ops.where(ops.eq(b, zero), plain, nearest)
 
         return lowering.make_pointwise(rounded)(a, b)
 
