@@ -26,8 +26,8 @@ from ...api.fake_tensors import hint_of
 from .overlaps import is_plain
 
 _OF_ONE_TYPE = re.compile(
-    r"add(bmm|mm|mv|r)|baddbmm|binary_cross_entropy|bmm|chain_matmul|conv\d+d|conv_transpose\d+d|convolution|dot|inner|linear|linear_cross_entropy"
-    r"|matmul|mm|mv|tensordot|vdot"
+    r"add(bmm|mm|mv|r)|baddbmm|binary_cross_entropy|bmm|chain_matmul|conv\d+d|conv_transpose\d+d|convolution|dot|inner"
+    r"|linear|linear_cross_entropy|matmul|mm|mv|tensordot|vdot"
 )
 """Functions that convert no argument to the type of another. Most have no kernel for booleans."""
 _OF_SIZES = re.compile(
@@ -59,11 +59,8 @@ class KernelArgumentsMode(TorchFunctionMode):
         values = tree_leaves((args, kwargs))
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         name = getattr(function, "__name__", "").partition(".")[0].strip("_")
-        if (
-            (_is_unusual(name, tensors) or (name == "arange" and kwargs.get("dtype") is torch.bool))
-            and _computes(function)
-            and all(map(_can_be_made, values))
-        ):
+        is_unusual = _is_unusual(name, tensors) or (name == "arange" and kwargs.get("dtype") is torch.bool)
+        if is_unusual and _computes(function) and all(map(_can_be_made, values)):
             count_call("aot-arguments-of-kernels")
             _call_on_others(function, args, kwargs)
         return function(*args, **kwargs)

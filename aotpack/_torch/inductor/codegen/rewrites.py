@@ -128,9 +128,8 @@ def _wrap_negative_numbers(graph: Graph, node: Node) -> bool:
     call = _calls_like(graph, node)
     with graph.inserting_before(node):
         whole = call(_CONVERT, source, torch.int64)
-        if (
-            dtype is torch.uint64
-        ):  # int64 holds half of its numbers: of the others eager subtracts 2^63, and flips the highest bit
+        # int64 holds half of the numbers of uint64. Eager subtracts 2^63 of the others, and flips the highest bit.
+        if dtype is torch.uint64:
             rest = call(_CONVERT, call(_aten.sub.Tensor, source, 2.0**63), torch.int64)
             large = call(_aten.bitwise_not.default, call(_aten.bitwise_xor.Scalar, rest, 2**63 - 1))
             whole = call(_aten.where.self, call(_aten.ge.Scalar, source, 2.0**63), large, whole)
