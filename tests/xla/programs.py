@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 from aotpack.targets.xla.compiler import compiler
 from aotpack.targets.xla.lower import Lowered
 from aotpack.targets.xla.stablehlo import parsed
-from aotpack_loader._jax_compat import Executable
+from aotpack_loader._jax_compat import Executable, loaded
 from aotpack_loader.devices.pjrt import PjrtExecutable
 from aotpack_loader.format import schema
 
@@ -30,6 +30,6 @@ def opcodes(artifact: bytes | None) -> Counter[str]:
 def executable(lowered: Lowered) -> PjrtExecutable:
     """A lowered graph, compiled and loaded."""
     assert lowered.stablehlo is not None
-    code = Executable(compiler("cpu", "").compile(lowered.stablehlo))
+    code = Executable(loaded(compiler("cpu", "").compile(lowered.stablehlo)))
     description = schema.XlaExecutable(lowered.parameters, lowered.results, lowered.outputs)
     return PjrtExecutable("train.forward", code, description, {})

@@ -12,7 +12,6 @@ import torch
 
 from ..archive.bundle import Bundle
 from ..format import schema
-from ..format.computations import computations
 from ..format.versions import torch_satisfies
 from . import cpuinfo
 
@@ -184,6 +183,8 @@ class _Pjrt(Backend):
         return PjrtDevice(bundle, target, compiles=bool(xla.unfit(target) or _unlike_machine(target, platform)))
 
     def _has_programs(self, target: schema.Target) -> bool:
+        from ..format.computations import computations
+
         found = [executable for _, _, executable in computations(target) if executable.results]
         return target.device == "cpu" and bool(found) and all(executable.stablehlo for executable in found)
 
