@@ -105,6 +105,7 @@ class Bench:
     networks: Sequence[str] | None = None
     python_path: Path = Path(sys.executable)
     results: Path = RESULTS
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def times(self, full: int, quick: int = 1) -> int:
         return quick if self.quick else full
@@ -116,7 +117,7 @@ class Bench:
         directories = {"AOTPACK_CACHE": "cache", "AOTPACK_STATE": "state", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
         for directory in directories.values():
             (self.work / directory).mkdir(mode=0o700, parents=True, exist_ok=True)
-        return kept | {name: str(self.work / directory) for name, directory in directories.items()}
+        return kept | {name: str(self.work / directory) for name, directory in directories.items()} | self.variables
 
     def command(self, *words: object, one_core: bool = True) -> list[str]:
         prefix = ["taskset", "-c", str(max(os.sched_getaffinity(0)))] if self.pin and one_core else []

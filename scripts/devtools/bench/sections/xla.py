@@ -26,7 +26,11 @@ def on_torch_xla(bench: Bench) -> Bench:
     python = ROOT / ".venv-xla" / "bin" / "python"
     if not python.exists():
         raise BenchError("xla: there is no .venv-xla: scripts/setup-xla")
-    return dataclasses.replace(bench, python_path=python, work=_folder(bench.work))
+    variables = {
+        "PYTHONPATH": str(ROOT / "scripts"),
+        "AOTPACK_STATE": bench.environment["AOTPACK_STATE"],
+    }  # what was built is trusted
+    return dataclasses.replace(bench, python_path=python, work=_folder(bench.work), variables=variables)
 
 
 def _folder(work: Path) -> Path:
