@@ -31,6 +31,7 @@ from ..checking.comparison import Reference
 from ..checking.eager import Eager, Example
 from ..checking.observation import Observation, Tensors, with_parts
 from ..optimizer.asked import AskedOptimizer
+from ..targets.base import Target
 from ..writer.bundle import TargetEntry, write_candidate
 from . import check_optimizers
 from .context import BuildContext
@@ -79,12 +80,13 @@ def check(
     contexts: Mapping[str, BuildContext],
     traced: Sequence[TracedMethod],
     program: schema.Program,
+    targets: Sequence[Target],
     entries: Sequence[TargetEntry],
     optimizers: Mapping[str, AskedOptimizer],
 ) -> Checked:
     """Compare every method of every target that can run here with the model.
 
-    ``contexts`` are what the methods were traced from, by their functions.
+    ``contexts`` are what the methods were traced from, by their functions. ``entries`` are those of ``targets``.
 
     Raises:
         WrongResultsError: one differs by more than rounding.
@@ -100,7 +102,7 @@ def check(
             present = [*entries] if any(entry.target.name == PORTABLE for entry in entries) else [*entries, _PORTABLE]
             completed = [complete(entry, program, in_progress.producer) for entry in present]
             write_candidate(folder, in_progress.store, program, completed)
-            _Check(contexts, traced, program, entries, folder, found, before).run()
+            _Check(contexts, traced, program, targets, folder, found, before).run()
             checked = [entry.target.name for entry in entries if entry.target.name not in found.missing]
             check_optimizers.check(folder, checked, program, optimizers)
     for name, reason in found.missing.items():
@@ -153,15 +155,14 @@ class _Check:
         contexts: Mapping[str, BuildContext],
         traced: Sequence[TracedMethod],
         program: schema.Program,
-        entries: Sequence[TargetEntry],
+        targets: Sequence[Target],
         folder: Path,
         found: Checked,
         before: float,
     ) -> None:
         self._contexts, self._traced, self._program, self._folder = contexts, traced, program, folder
-        self._targets, self._found = [entry.target.name for entry in entries], found
-        # All others call torch's own kernels for these.
-        self._orders_ties_otherwise = {entry.target.name for entry in entries if entry.target.kind == "xla"}
+        self._targets, self._found = [target.name for target in targets], found
+        self._orders_ties_otherwise = {target.name for target in targets if not target.capabilities.orders_ties}
         # Graphs for portable alone keep eager's own random operators.
         self._draws_as_eager = set(self._targets) == {PORTABLE}
         self._before = before

@@ -176,7 +176,7 @@ def build(
         for one, (program, entries) in zip(traced, made, strict=True):
             found = checking.left_out(entries)
             if check:
-                found = checking.check(in_progress, one.contexts, one.methods, program, entries, one.asked)
+                found = checking.check(in_progress, one.contexts, one.methods, program, one.targets, entries, one.asked)
             checked |= {entry.target.name: (program, entry) for entry in found.mark(entries)}
         report = finish.write(in_progress, [checked[target.name] for target in chosen])
     record_built(report.digest)

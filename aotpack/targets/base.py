@@ -84,6 +84,7 @@ class Capabilities:
     ``has_lstm_kernel``: graphs may call oneDNN's kernel for a layer of an LSTM and its gradient.
     ``tunes``: :meth:`Target.tune` measures alternatives. ``has_optimizers``: it compiles the steps of optimizers.
     ``has_functions``: it compiles methods of other functions than the model's call.
+    ``orders_ties``: of equal elements, ``topk`` and ``kthvalue`` return those that eager returns.
     """
 
     specializes: bool = False
@@ -93,6 +94,7 @@ class Capabilities:
     tunes: bool = False
     has_optimizers: bool = False
     has_functions: bool = False
+    orders_ties: bool = True
 
 
 class Target(ABC):

@@ -48,6 +48,8 @@ def loaded(executable: bytes) -> Any:
 def compiled(program: bytes) -> Any:
     """A portable artifact of StableHLO, compiled for this machine. It must be trusted as well: it may call any function of jax.
 
+    Twin: the compiler's targets/xla/compiler_process.py, compiled.
+
     Raises:
         ValueError: it is damaged, or of a later version than this jaxlib reads.
         RuntimeError: XLA cannot compile it.

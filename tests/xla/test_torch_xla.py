@@ -21,6 +21,7 @@ from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.errors import BuildError
 
 from . import models
+from .test_build import TwoViews
 from .test_control_flow import Recurrent, example
 from .test_train import train
 
@@ -327,18 +328,6 @@ def test_what_the_target_says(tmp_path: Path) -> None:
     assert forward.hlo is not None
     assert forward.stablehlo is not None
     assert bundle.module(forward.stablehlo)[:4] == b"ML\xefR"  # MLIR bytecode
-
-
-class TwoViews(torch.nn.Module):
-    """Two parameters over one storage."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.whole = torch.nn.Parameter(torch.randn(4, 4))
-        self.part = torch.nn.Parameter(self.whole.detach()[:2])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x @ self.whole).sum() + (x @ self.part.t()).sum()
 
 
 def constants(x: torch.Tensor) -> torch.Tensor:

@@ -281,8 +281,7 @@ def symbols_in(sizes: Sequence[Any]) -> set[Any]:
 
 def hint(env: ShapeEnv, symbol: Any) -> int | None:
     """The example's size for a symbol, or null."""
-    values = env.backed_var_to_val
-    value = values.get(symbol)
+    value = env.backed_var_to_val.get(symbol)
     return None if value is None else int(value)
 
 

@@ -89,13 +89,8 @@ def value_near(size: torch.SymInt, further: int) -> int:
     Raises:
         TypeError: the size depends on data.
     """
-    hints = _hints(size.node.shape_env)
+    hints = size.node.shape_env.backed_var_to_val
     return int(size.node.expr.xreplace({s: hints[s] + further for s in size.node.expr.free_symbols if s in hints}))
-
-
-def _hints(env: ShapeEnv) -> dict[Any, Any]:
-    found: dict[Any, Any] = env.backed_var_to_val
-    return found
 
 
 def modulo(base: Any, divisor: Any) -> Any:
@@ -125,7 +120,7 @@ class Symbols:
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         self.by_name: dict[str, sympy.Symbol | sympy.Integer] = {}
         self._unbacked = 0
-        self.hints = _hints(self.env)
+        self.hints: dict[Any, Any] = self.env.backed_var_to_val
 
     @staticmethod
     def is_size(name: str) -> bool:

@@ -45,7 +45,7 @@ class XlaTarget(Target):
         BuildError: jax is not installed, or libtpu if the variant needs it; or the variant does not exist.
     """
 
-    capabilities = Capabilities(specializes=True, keeps_loops=True)
+    capabilities = Capabilities(specializes=True, keeps_loops=True, orders_ties=False)
 
     def __init__(self, variant: str = "") -> None:
         self._variant = variant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import subprocess
 import sys
 from functools import cache
@@ -51,11 +52,9 @@ class Compiler:
             CompilerError: XLA cannot compile it, or its process ended.
         """
         process = self._started()
-        try:
+        with contextlib.suppress(BrokenPipeError):  # the process has ended, and why is said where its answer is missing
             _pipe(process.stdin).write(len(program).to_bytes(8, "little") + program)
             _pipe(process.stdin).flush()
-        except BrokenPipeError:
-            pass  # the process has ended, and why is said where its answer is missing
         return self._answer(process)
 
     def close(self) -> None:

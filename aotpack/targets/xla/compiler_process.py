@@ -46,7 +46,10 @@ def devices_of(platform: str, topology: str) -> list[Any]:
 
 
 def compiled(program: bytes, device: Any, platform: str) -> bytes:
-    """A portable artifact of StableHLO as a serialised executable."""
+    """A portable artifact of StableHLO as a serialised executable.
+
+    Twin: the loader's _jax_compat.py, compiled, which this process does not import because that imports torch.
+    """
     compile = device.client.compile_and_load if platform == "cpu" else device.client.compile
     with ir.Context() as context:
         dialect.register_dialect(context)

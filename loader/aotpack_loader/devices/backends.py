@@ -172,15 +172,19 @@ class _Pjrt(Backend):
     ) -> str:
         from . import xla
 
-        reason = xla.unfit(target) or _unlike_machine(target, platform)
+        reason = self._unlike(target, platform)
         return xla.unfit(target, exact=False) if reason and self._has_programs(target) else reason
 
     def open(self, bundle: Bundle, target: schema.Target, device: torch.device | None, untrusted: str) -> Device:
-        from . import xla
         from .pjrt import PjrtDevice
 
-        platform = bundle.manifests[target.name].platform
-        return PjrtDevice(bundle, target, compiles=bool(xla.unfit(target) or _unlike_machine(target, platform)))
+        return PjrtDevice(bundle, target, compiles=bool(self._unlike(target, bundle.manifests[target.name].platform)))
+
+    def _unlike(self, target: schema.Target, platform: schema.Platform | None) -> str:
+        """Why the code itself cannot run here, or an empty string."""
+        from . import xla
+
+        return xla.unfit(target) or _unlike_machine(target, platform)
 
     def _has_programs(self, target: schema.Target) -> bool:
         from ..format.computations import computations

@@ -58,11 +58,12 @@ def _programs(documents: Documents) -> None:
     assert target["name"] == XLA
     raw = b"no executable"
     code = documents.add_blob(media_types.CODE_PJRT, compression.compress(raw), raw)
+    private = {key: overwritten for key, _, _, overwritten in documents.arities()}
     found = [*target.get("xla", {}).values()]
     for item in (one for several in target.get("specializations", {}).values() for one in several):
         found += [item["forward"], item["backward"]]
         saved = [parameter["input"] for parameter in item["backward"]["parameters"]]
-        item["backward"]["donated"] = [saved.index(i) for i in _private(documents.program["methods"]["train"]) if i in saved]
+        item["backward"]["donated"] = [saved.index(i) for i in private["train.backward"] if i in saved]
         assert item["backward"]["donated"], "the backward reads nothing that the forward computed"
     unused = {item["code"]["digest"] for item in found}
     manifest["layers"] = [*(layer for layer in manifest["layers"] if layer["digest"] not in unused), code]
@@ -71,11 +72,6 @@ def _programs(documents: Documents) -> None:
     for item in found:
         item["code"] = code
     target["cpu_features"] = ["none_has_this"]
-
-
-def _private(method: Json) -> list[int]:
-    """The saved values that the backward alone uses."""
-    return [i for i, item in enumerate(method["backward"]["saved"]) if item.get("donated")]
 
 
 def _lying(documents: Documents) -> None:

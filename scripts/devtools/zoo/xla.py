@@ -75,19 +75,8 @@ def run(name: str) -> Line:
         try:
             expected = build(name, folder)
             start = time.perf_counter()
-            process(
-                [
-                    sys.executable,
-                    "-m",
-                    "aotpack",
-                    "compile",
-                    folder / "portable.aotpack",
-                    "--target",
-                    "xla",
-                    "-o",
-                    folder / "xla.aotpack",
-                ]
-            )
+            given, made = folder / "portable.aotpack", folder / "xla.aotpack"
+            process([sys.executable, "-m", "aotpack", "compile", given, "--target", "xla", "-o", made])
             seconds = time.perf_counter() - start
             process([THERE, "-I", xla_steps.__file__, folder])
         except (aotpack.AotpackError, subprocess.SubprocessError) as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -42,30 +41,6 @@ def _int_product(node: Node, x: Array, y: Array) -> Array:
     return jnp.matmul(x.astype(jnp.int32), y.astype(jnp.int32))
 
 
-def _convolve(
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    x: Array,
-    weight: Array,
-) -> Array:
-    rank = weight.ndim - 2
-    if not transposed:
-        pads = [(pad, pad) for pad in padding]
-        return lax.conv_general_dilated(x, weight, stride, pads, rhs_dilation=dilation, feature_group_count=groups)
-    inputs, outputs, *kernel = weight.shape  # the gradient of a convolution: with the kernel turned and the strides in the image
-    weight = jnp.swapaxes(weight.reshape(groups, inputs // groups, outputs, *kernel), 1, 2)
-    weight = jnp.flip(weight.reshape(groups * outputs, inputs // groups, *kernel), tuple(range(2, 2 + rank)))
-    reach = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
-    pads = [(far - pad, far - pad + more) for far, pad, more in zip(reach, padding, output_padding, strict=True)]
-    return lax.conv_general_dilated(
-        x, weight, [1] * rank, pads, lhs_dilation=stride, rhs_dilation=dilation, feature_group_count=groups
-    )
-
-
 def _convolution(
     weight: Array,
     stride: Sequence[int],
@@ -80,7 +55,23 @@ def _convolution(
     stride, padding, dilation, output_padding = (
         list(sizes) * (rank // len(sizes)) for sizes in (stride, padding, dilation, output_padding)
     )
-    return partial(_convolve, stride, padding, dilation, transposed, output_padding, groups)
+
+    def convolve(x: Array, weight: Array) -> Array:
+        pads = [(pad, pad) for pad in padding]
+        return lax.conv_general_dilated(x, weight, stride, pads, rhs_dilation=dilation, feature_group_count=groups)
+
+    def convolve_transposed(x: Array, weight: Array) -> Array:
+        """The gradient of a convolution: with the kernel turned and the strides in the image."""
+        inputs, outputs, *kernel = weight.shape
+        weight = jnp.swapaxes(weight.reshape(groups, inputs // groups, outputs, *kernel), 1, 2)
+        weight = jnp.flip(weight.reshape(groups * outputs, inputs // groups, *kernel), tuple(range(2, 2 + rank)))
+        reach = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+        pads = [(far - pad, far - pad + more) for far, pad, more in zip(reach, padding, output_padding, strict=True)]
+        return lax.conv_general_dilated(
+            x, weight, [1] * rank, pads, lhs_dilation=stride, rhs_dilation=dilation, feature_group_count=groups
+        )
+
+    return convolve_transposed if transposed else convolve
 
 
 @rule("convolution")

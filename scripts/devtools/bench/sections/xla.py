@@ -26,10 +26,8 @@ def on_torch_xla(bench: Bench) -> Bench:
     python = ROOT / ".venv-xla" / "bin" / "python"
     if not python.exists():
         raise BenchError("xla: there is no .venv-xla: scripts/setup-xla")
-    variables = {
-        "PYTHONPATH": str(ROOT / "scripts"),
-        "AOTPACK_STATE": bench.environment["AOTPACK_STATE"],
-    }  # what was built is trusted
+    # Bundles are trusted where they were built.
+    variables = {"PYTHONPATH": str(ROOT / "scripts"), "AOTPACK_STATE": bench.environment["AOTPACK_STATE"]}
     return dataclasses.replace(bench, python_path=python, work=_folder(bench.work), variables=variables)
 
 
