@@ -51,7 +51,7 @@ from .preflight import check_args, check_build, check_compile
 from .progress import BuildReport, Observer, Run
 from .provenance import COMPILE_TYPE, AttachmentRequest
 from .selftest import record
-from .specializations import specialize
+from .specializations import of_updates, specialize
 from .traced_methods import TracedMethod
 
 __all__ = ["BuildReport", "Observer", "build", "compile_bundle"]
@@ -232,7 +232,7 @@ def _compiled(
                     f"the graphs call operators of {', '.join(extra)}: a process that loads the bundle must have registered them"
                 )
             origins, stored_origins = documents.describe_origins(one.methods, one.context, store)
-            graphs = specialize(graphs, specializations)
+            graphs = of_updates(specialize(graphs, specializations), one.optimizers.values(), context.state)
             entries = finish.compile_targets(in_progress, one.targets, graphs, context.state, origins)
             one.check_sizes(entries)
             compiled.append((extra, stored_origins, entries))
@@ -345,7 +345,9 @@ def compile_bundle(
         opened = reopen.program_for(opened, chosen)
         trusted = decide_trust(opened.digest, trust, opened)
         with run.stage("restore"):
+            program = opened.program
             graphs = specialize(reopen.graphs_of(opened), specializations)
+            graphs = of_updates(graphs, program.optimizers.values(), program.state)
         requested = AttachmentRequest(
             provenance,
             sbom,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 from aotpack_loader.errors import BuildError, Problem
 from aotpack_loader.format import expressions, schema
@@ -31,6 +32,26 @@ def refuse_unused(targets: Sequence[Target], asked: Sequence[Sizes]) -> None:
         )
 
 
+def of_updates(
+    graphs: Sequence[GraphToCompile], optimizers: Iterable[schema.Optimizer], state: Iterable[schema.StateEntry]
+) -> list[GraphToCompile]:
+    """Return the graphs; those of flat updates with the numbers of elements of the parameters that they update.
+
+    Updates of rows have none: there are as many as a sparse gradient has.
+    """
+    elements = {entry.name: prod(entry.shape) for entry in state}
+    found: dict[str, set[int]] = {}
+    for update in (update for optimizer in optimizers for update in optimizer.updates):
+        if update.flat and update.sparse != "required":
+            found.setdefault(f"{update.method}.forward", set()).update(elements[name] for name in update.parameters)
+    return [
+        replace(item, specializations=[{item.method.symbols[0].name: size} for size in sorted(found[item.key])])
+        if item.key in found and item.method is not None
+        else item
+        for item in graphs
+    ]
+
+
 def specialize(graphs: Sequence[GraphToCompile], asked: Sequence[Sizes]) -> list[GraphToCompile]:
     """Return the graphs with the sizes that they are compiled for.
 
@@ -39,7 +60,7 @@ def specialize(graphs: Sequence[GraphToCompile], asked: Sequence[Sizes]) -> list
     """
     if not asked:
         return list(graphs)
-    methods = {item.key.rpartition(".")[0]: item.method for item in graphs if item.method is not None}
+    methods = {item.key.rpartition(".")[0]: item.method for item in graphs if item.method is not None and not item.method.step}
     varying = {name: method for name, method in methods.items() if method.symbols}
     if not varying:
         raise BuildError("The specializations have no effect: no size of this program varies.", hint="Build with dynamic_shapes.")
@@ -52,7 +73,7 @@ def specialize(graphs: Sequence[GraphToCompile], asked: Sequence[Sizes]) -> list
         known = dict.fromkeys(_range(symbol) for method in varying.values() for symbol in method.symbols)
         raise BuildError("The specializations do not fit the program.", problems, hint=f"Its sizes: {', '.join(known)}.")
     distinct = {name: [sizes for i, sizes in enumerate(found) if sizes not in found[:i]] for name, found in values.items()}
-    return [replace(item, specializations=distinct.get(item.key.rpartition(".")[0], ())) for item in graphs]
+    return [replace(item, specializations=distinct.get(item.key.rpartition(".")[0], item.specializations)) for item in graphs]
 
 
 def _where(number: int, sizes: Sizes) -> str:

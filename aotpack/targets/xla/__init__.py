@@ -45,7 +45,7 @@ class XlaTarget(Target):
         BuildError: jax is not installed, or libtpu if the variant needs it; or the variant does not exist.
     """
 
-    capabilities = Capabilities(specializes=True, keeps_loops=True, orders_ties=False)
+    capabilities = Capabilities(specializes=True, keeps_loops=True, has_optimizers=True, has_functions=True, orders_ties=False)
 
     def __init__(self, variant: str = "") -> None:
         self._variant = variant
@@ -239,15 +239,15 @@ def _eager_random(name: str, method: schema.Method) -> list[Problem]:
 
 def _refuse_varying(graphs: Sequence[GraphToCompile]) -> None:
     """Reject dynamic sizes without specializations. Those of arguments that nothing reads do not matter."""
-    symbols = [
-        symbol
-        for item in graphs
-        if item.method and not item.specializations and _varies(item.module)
-        for symbol in item.method.symbols
-    ]
-    if not symbols:
+    methods = [item.method for item in graphs if item.method and not item.specializations and _varies(item.module)]
+    if any(method.step for method in methods):
+        raise UnsupportedError(
+            "XLA compiles for fixed sizes, and this optimizer updates as many rows as a sparse gradient has.",
+            hint="Build without this target, or with an optimizer for dense gradients (sparse=False in the model).",
+        )
+    labels = dict.fromkeys(symbol.label or symbol.name for method in methods for symbol in method.symbols)
+    if not labels:
         return
-    labels = dict.fromkeys(symbol.label or symbol.name for symbol in symbols)
     example = ",".join(f"{label}=8" for label in labels)
     raise UnsupportedError(
         f"XLA compiles for fixed sizes, and {', '.join(labels)} varies from call to call.",

@@ -18,6 +18,8 @@ Executable = Callable[[list[Any]], list[Any]]
 class CpuDevice:
     """What all kinds of code for tensors of torch's own devices have in common."""
 
+    scalars = torch.device("cpu")
+
     def adapted(self, program: schema.Program) -> schema.Program:
         """The program itself. Prepares the memory allocator for its calls."""
         _process.keep_freed_memory()

@@ -76,6 +76,7 @@ class CudaDevice(AotiDevice):
     def __init__(self, bundle: Bundle, target: schema.Target, device: torch.device | None) -> None:
         index = torch.cuda.current_device() if device is None or device.index is None else device.index
         super().__init__(bundle, target, torch.device("cuda", index))
+        self.scalars = self.device
         self.call_library = None, "Python makes the calls of code for GPUs"
         assert target.gpu is not None, "unfit() refuses such targets"
         self._kind = kind_of_code(target.gpu, torch.cuda.get_device_capability(self.device))

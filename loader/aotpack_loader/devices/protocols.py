@@ -20,6 +20,10 @@ class Device(Protocol):
         """The torch device of its tensors."""
 
     @property
+    def scalars(self) -> torch.device:
+        """Where updates take tensors without dimensions: where reading them waits for nothing, or where the graphs run."""
+
+    @property
     def call_library(self) -> tuple[CallLibrary | None, str]:
         """The library that makes calls in native code, or None and the reason."""
 

@@ -172,7 +172,7 @@ class XlaDevice:
         wanted = [item for item in found if device.index in (None, item.index)]
         if not wanted:
             raise TargetError(f"There is no device {device}.", hint=f"torch_xla has {', '.join(map(str, found)) or 'no device'}.")
-        self.device = wanted[0]
+        self.device = self.scalars = wanted[0]
         if compat.is_cpu():  # a thread of torch_xla allocates the memory of each computation and its results
             _process.keep_heaps_of_threads()
         self._compat, self._bundle, self._target = compat, bundle, target

@@ -29,6 +29,7 @@ from . import recording
 from .own_class import class_of
 
 if TYPE_CHECKING:
+    from ..devices.base import Executable
     from ..devices.protocols import Device, SizedDevice
     from ..optimizer.updates import OpenedUpdate, OpenUpdate
     from ..runtime.checks import Checks
@@ -217,19 +218,25 @@ def _calls(bundle: Bundle, program: schema.Program, chosen: Selection, *, classe
 
 def _update(bundle: Bundle, program: schema.Program, chosen: Selection, name: str) -> OpenedUpdate:
     """The update of an optimizer."""
-    from ..optimizer.updates import OpenedUpdate  # a start does not need it
+    from ..optimizer.updates import BySize, OpenedUpdate  # a start does not need it
 
-    target = chosen.target
-    if target.kind != "portable" and f"{name}.forward" not in target.executables:
+    target, device, key = chosen.target, chosen.device, f"{name}.forward"
+    codes = target.specializations.get(name, [])
+    if target.kind != "portable" and not codes and key not in target.executables and key not in target.xla:
         raise TargetError(
             f"The target {target.name} holds no step of an optimizer.",
             hint="Make an optimizer of torch.optim over the module's parameters, or load another target.",
         )
     method = program.methods[name]
     entries = {entry.name: entry for entry in program.state}
-    code = chosen.device.executable(f"{name}.forward", method.forward, forward_arity(method, entries))
-    constants = _constants(bundle, [method], chosen.device.device)
-    return OpenedUpdate(method, code, constants, chosen.device.call_library[0])
+
+    def opened(device: Device) -> Executable:
+        return device.executable(key, method.forward, forward_arity(method, entries))
+
+    sized = {size: opened(cast("SizedDevice", device).specialized(name, code)) for code in codes for size in code.sizes.values()}
+    code = BySize(sized) if sized else opened(device)
+    constants = _constants(bundle, [method], device.device)
+    return OpenedUpdate(method, code, constants, device.call_library[0], device.scalars)
 
 
 def _natively(call: MethodCall, device: Device) -> str:

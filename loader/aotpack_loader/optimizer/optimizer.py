@@ -145,7 +145,7 @@ class LoadedOptimizer(Optimizer):
             return loss
         for update, rows, unbound in work:
             group, values = self._aotpack_groups[update.group], numbers[update.group]
-            tensors = group.tensors(values)
+            tensors = group.tensors(values, update.scalars)
             first: list[Row] = []
             for i in unbound:
                 parameter = update.parameters[i]
@@ -156,7 +156,7 @@ class LoadedOptimizer(Optimizer):
                     continue
                 row = update.rows[i] = update.row(parameter, state)
                 (first if parameter in begun and group.first else rows).append(row)
-            for chosen, given in ((first, {**tensors, **group.first}), (rows, tensors)):
+            for chosen, given in ((first, {**tensors, **group.first_tensors(update.scalars)}), (rows, tensors)):
                 if chosen:
                     update.run(chosen, [given[path] for path in update.numbers])
         return loss
@@ -300,8 +300,8 @@ class _Group:
         self.names, self.conditions = described.parameters, described.numbers
         self.options = {name: _value(data) for name, data in described.options.items()}
         self._built = {name: _items(name, value) for name, value in self.options.items() if name not in KERNELS}
-        self.first = {path: _number(float(number.value)) for path, number in described.first.items()}
-        self._last: tuple[dict[str, float], dict[str, torch.Tensor]] = {}, {}
+        self.first = {path: float(number.value) for path, number in described.first.items()}
+        self._last: tuple[Any, dict[str, torch.Tensor]] = None, {}
 
     def has(self, option: str) -> bool:
         """Whether an option holds numbers."""
@@ -328,11 +328,15 @@ class _Group:
                 problems.append(Problem(at, f"is {value!r}, the bundle was built for {self.options[name]!r}"))
         return found
 
-    def tensors(self, numbers: dict[str, float]) -> dict[str, torch.Tensor]:
+    def tensors(self, numbers: dict[str, float], device: torch.device) -> dict[str, torch.Tensor]:
         """The numbers as the graphs take them."""
-        if self._last[0] != numbers:
-            self._last = numbers, {path: _number(value) for path, value in numbers.items()}
+        if self._last[0] != (numbers, device):
+            self._last = (numbers, device), _tensors(numbers, device)
         return self._last[1]
+
+    def first_tensors(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """The numbers of the step that creates a state, in place of the group's."""
+        return _tensors(self.first, device)
 
 
 def _items(name: str, value: Any) -> dict[str, Any]:
@@ -340,8 +344,8 @@ def _items(name: str, value: Any) -> dict[str, Any]:
     return {f"{name}.{i}": item for i, item in enumerate(value)} if isinstance(value, (list, tuple)) else {name: value}
 
 
-def _number(value: float) -> torch.Tensor:
-    return torch.tensor(value, dtype=torch.float64, device="cpu")  # whatever the default is
+def _tensors(numbers: Mapping[str, float], device: torch.device) -> dict[str, torch.Tensor]:
+    return {path: torch.tensor(value, dtype=torch.float64, device=device) for path, value in numbers.items()}
 
 
 def _range(number: schema.OptimizerNumber) -> str:

@@ -16,16 +16,30 @@ from ..devices.call_library import CallLibrary, NativeUpdate, Row
 from ..errors import CorruptBundleError
 from ..format import schema
 from ..format.optimizers import PARAMETER, arguments_of
-from ..runtime.memory import is_dense, overlap
+from ..runtime.memory import has_address, is_dense, overlap
 
 
 class OpenedUpdate(NamedTuple):
-    """A method, its graph on the device, and the tensors that it closes over, by name."""
+    """A method, its graph on the device, and the tensors that it closes over, by name.
+
+    ``scalars`` is where the graph takes tensors without dimensions.
+    """
 
     method: schema.Method
     executable: Executable
     constants: Mapping[str, torch.Tensor]
     library: CallLibrary | None
+    scalars: torch.device
+
+
+class BySize:
+    """The graph of a flat update, compiled for each number of elements."""
+
+    def __init__(self, codes: Mapping[int, Executable]) -> None:
+        self.codes = codes
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        return self.codes[max(x.numel() for x in inputs)](inputs)
 
 
 OpenUpdate = Callable[[str], OpenedUpdate]
@@ -47,7 +61,9 @@ class Update:
         self.rows: list[Row | None] = [None] * len(self.names)
         parameter, _, self._state, numbers = arguments_of(method)
         self.flat, self.integers, self._initial = described.flat, described.integers, described.initial
-        self.sparse = described.sparse
+        self.code_sizes = opened.executable.codes.keys() if isinstance(opened.executable, BySize) else None
+        self.sparse = "never" if self.code_sizes is not None else described.sparse
+        self.scalars = opened.scalars
         self.dtype: torch.dtype = getattr(torch, parameter.dtype)
         self.numbers = [*numbers]
         self._shape, self._stride = (torch.Size(), ()) if described.flat else _geometry(parameter)
@@ -76,7 +92,9 @@ class Update:
         if parameter.dtype != self.dtype:
             yield f"is of {parameter.dtype}, the bundle was built for {self.dtype}"
         elif self.flat:
-            if not (parameter.is_contiguous() or is_dense(parameter.shape, parameter.stride())):
+            if self.code_sizes is not None and parameter.numel() not in self.code_sizes:
+                yield f"has {parameter.numel()} elements, for which this target has no code"
+            elif not (parameter.is_contiguous() or is_dense(parameter.shape, parameter.stride())):
                 yield f"has the strides {list(parameter.stride())}, so that there are gaps between its elements"
         elif parameter.shape != self._shape or parameter.stride() != self._stride:
             found = f"{list(parameter.shape)}, strides {list(parameter.stride())}"
@@ -97,7 +115,7 @@ class Update:
                 yield f"has a {type(value).__name__} as {name}, and no tensor"
                 continue
             shape, strides = (parameter.shape, parameter.stride()) if like else self._sizes[name]
-            if value.shape != shape or value.dtype is not dtype or not _is_beside(value, parameter):
+            if value.shape != shape or value.dtype is not dtype or not self._is_beside(value, parameter):
                 found = f"{value.dtype}{list(value.shape)} on {value.device}"
                 yield f"has {found} as {name}, and not {dtype}{list(shape)} on {parameter.device}"
             elif value.stride() != strides:
@@ -108,6 +126,10 @@ class Update:
     def _is_like(self, leaf: schema.TensorLeaf) -> bool:
         """Whether a state has the sizes and strides of its parameter."""
         return self.flat and len(leaf.shape) == 1
+
+    def _is_beside(self, state: torch.Tensor, parameter: torch.Tensor) -> bool:
+        """Whether a state is on the device of its parameter, or a number where the graph takes numbers."""
+        return state.device == parameter.device or (state.device == self.scalars and state.dim() == 0)
 
     def new_state(self, parameter: torch.Tensor, numbers: Mapping[str, float]) -> dict[str, Any]:
         """The state of a parameter before its first step. ``numbers`` are the options of its group, by path."""
@@ -135,7 +157,8 @@ class Update:
         if value.dtype is not self._expected[name][1] and given.dtype is self._expected[name][1]:
             value = given if given.dim() == 0 else given.to(parameter.device)
         blank = self._blank(name, parameter)
-        if value.shape != blank.shape or (value.stride() == blank.stride() and not value.is_inference()):
+        is_there = value.device == blank.device and value.stride() == blank.stride()
+        if value.shape != blank.shape or (is_there and not value.is_inference()):
             return value
         return blank.copy_(value)
 
@@ -145,7 +168,7 @@ class Update:
             if like:
                 return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
             sizes, strides = self._sizes[name]
-            return torch.empty_strided(sizes, strides, dtype=dtype, device=parameter.device if sizes else "cpu")
+            return torch.empty_strided(sizes, strides, dtype=dtype, device=parameter.device if sizes else self.scalars)
 
     def row(self, parameter: torch.Tensor, state: dict[str, Any]) -> Row:
         """A parameter and its state, which fit, as :meth:`run` takes them."""
@@ -153,11 +176,11 @@ class Update:
             return self._native.row([parameter, *(state[name] for name in self._state)])
         held = [
             parameter,
-            *(torch.tensor(state[name], device="cpu") if name in self.integers else state[name] for name in self._state),
+            *(torch.tensor(state[name], device=self.scalars) if name in self.integers else state[name] for name in self._state),
         ]
         if self.flat:
             alike = zip(held, self._alike, strict=True)
-            held = [x.as_strided((parameter.numel(),), (1,)) if flat else x for x, flat in alike]
+            held = [_flattened(x) if flat else x for x, flat in alike]
         return PythonRow(parameter, state, held)
 
     def run(self, rows: Sequence[Any], numbers: Sequence[torch.Tensor]) -> None:
@@ -213,7 +236,7 @@ class Update:
         if gradient.stride() != parameter.stride() and not (gradient.is_contiguous() and parameter.is_contiguous()):
             gradient = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
         if self.flat:
-            gradient = gradient.as_strided((gradient.numel(),), (1,))
+            gradient = _flattened(gradient)
         first, *held = row.taken
         leaves = [first, gradient, *held, *numbers, *self._constants]
         outputs = self._run([leaves[leaf] for leaf in self._inputs])
@@ -223,7 +246,7 @@ class Update:
                 found = f"{value.dtype}{list(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
                 raise CorruptBundleError(f"A step returns {found} for {target.dtype}{list(target.shape)}.")
         for target, value in written:
-            if value.data_ptr() != target.data_ptr():  # else the code has written there itself
+            if not has_address(value) or value.data_ptr() != target.data_ptr():  # else the code has written there itself
                 target.copy_(value)
         torch.autograd.graph.increment_version(parameter)
         for name, value in zip(self._state, held, strict=True):
@@ -236,14 +259,18 @@ class PythonRow:
 
     def __init__(self, parameter: torch.Tensor, state: dict[str, Any], taken: list[torch.Tensor]) -> None:
         self.parameter, self.state, self.taken = parameter, state, taken
-        self._held, self._place = [*state.values()], _place(parameter, state)
-        self._storages = {x.untyped_storage().data_ptr() for x in (parameter, *self._held) if isinstance(x, torch.Tensor)}
+        self._has_address = has_address(parameter)
+        if self._has_address:
+            self._held, self._place = [*state.values()], _place(parameter, state)
+            self._storages = {x.untyped_storage().data_ptr() for x in (parameter, *self._held) if isinstance(x, torch.Tensor)}
 
     def fits(self, state: Mapping[str, Any]) -> bool:
         """Whether nothing has taken the place of the state, and the parameter has a gradient that fits, in another storage.
 
-        Twin: csrc/python.cpp, row_fits.
+        False where tensors have no address. Twin: csrc/python.cpp, row_fits.
         """
+        if not self._has_address:
+            return False
         same = len(state) == len(self._held) and all(x is y for x, y in zip(state.values(), self._held, strict=True))
         gradient = self.parameter.grad
         return (
@@ -254,9 +281,9 @@ class PythonRow:
         )
 
 
-def _is_beside(state: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Whether a state is on the device of its parameter. As in torch, a number may be on the CPU instead."""
-    return state.device == parameter.device or (state.is_cpu and state.dim() == 0)
+def _flattened(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a tensor without gaps, in the order of memory."""
+    return tensor.as_strided((tensor.numel(),), (1,)) if has_address(tensor) else tensor.view(-1)
 
 
 def _place(parameter: torch.Tensor, state: Mapping[str, Any]) -> list[Any]:

@@ -21,6 +21,11 @@ def is_on(tensor: torch.Tensor, device: torch.device) -> bool:
     return tensor.is_cpu if device.type == "cpu" else tensor.device == device
 
 
+def has_address(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has memory and strides. Those of XLA devices have none."""
+    return tensor.device.type != "xla"
+
+
 class ByteRange(NamedTuple):
     """The bytes of a tensor's elements: start, sizes, strides in elements, and bytes of an element."""
 
@@ -91,7 +96,7 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
     Tensors of an XLA device have no addresses. They overlap if they are views of one storage.
     """
-    if a.device.type == "xla":
+    if not has_address(a):
         return is_one_storage(a, b)
     start, stop = span(a)
     low, high = span(b)

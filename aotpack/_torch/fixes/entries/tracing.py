@@ -31,8 +31,16 @@ FIXES = (
         severity="refuses",
         summary="The choice of a convolution's kernel leaves a guard on the batch, though it is made again at run time.",
         searched="2026-11-25",
-        apply="fixes.symbolic_shapes.convolutions:choose_convolutions_without_guards",
+        apply="fixes.symbolic_shapes.choices:choose_convolutions_without_guards",
         patches=("torch._C._select_conv_backend", "torch._C._conv_determine_backend_memory_format"),
+    ),
+    _shapes(
+        id="shapes-order-of-contractions",
+        severity="refuses",
+        summary="`einsum` of three operands fixes all sizes where opt_einsum is installed, only to order its products.",
+        searched="2026-11-30",
+        apply="fixes.symbolic_shapes.choices:order_contractions_without_guards",
+        patches=("torch.functional.einsum", "torch.backends.opt_einsum.get_opt_einsum"),
     ),
     _fake(
         id="fake-masked-select-of-expanded",

@@ -1,13 +1,16 @@
-"""Fixes of guards that torch adds on sizes only to choose a kernel."""
+"""Fixes of guards that torch adds on sizes only to choose a kernel, or an order."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.backends.opt_einsum
 
+from ...api.fake_tensors import hint_of
 from ...api.patching import patched
 
 
@@ -33,4 +36,23 @@ def choose_convolutions_without_guards() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, function in originals.items():
             stack.enter_context(patched("shapes-convolution-backend", torch._C, name, unguarded(function)))
+        yield
+
+
+@contextlib.contextmanager
+def order_contractions_without_guards() -> Iterator[None]:
+    """Trace ``einsum`` of three operands and more with sizes that vary, where opt_einsum is installed.
+
+    It compares sizes to choose an order of the products, and torch would guard on all of them. The order of the
+    example serves all sizes: results differ by rounding alone.
+    """
+    module: Any = torch.backends.opt_einsum
+    original = module.get_opt_einsum
+
+    def chosen(equation: str, *operands: torch.Tensor, optimize: Any) -> Any:
+        sizes = [tuple(hint_of(size) for size in operand.shape) for operand in operands]
+        return original().contract_path(equation, *sizes, optimize=optimize, shapes=True)
+
+    found = SimpleNamespace(contract_path=chosen)
+    with patched("shapes-order-of-contractions", module.m, "get_opt_einsum", lambda: found):
         yield
