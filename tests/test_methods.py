@@ -18,9 +18,6 @@ from torch import Tensor, nn
 import aotpack
 import aotpack_loader
 from aotpack.model.entry import load_entry
-from aotpack.targets.base import Capabilities
-from aotpack.targets.cpu.target import CpuTarget
-from aotpack.targets.portable import PortableTarget
 from aotpack.tools.cli import main
 from aotpack_loader import LoadedProgram
 from aotpack_loader.errors import AotpackError, BuildError, CaptureError, EntryError, InputError, ModeError
@@ -360,15 +357,6 @@ def test_second_derivatives_and_autocast(tmp_path: Path) -> None:
     assert torch.equal(*penalties)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(decode(x), model.decode(x))
-
-
-def test_other_targets_are_refused(codec: tuple[Codec, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PortableTarget, "capabilities", Capabilities())
-    with pytest.raises(BuildError, match="the target portable holds no methods beside the model's call"):
-        build(tmp_path, {"encode": aotpack.Method(encode, (X,))})
-    monkeypatch.setattr(CpuTarget, "capabilities", Capabilities(uses_inductor=True))
-    with pytest.raises(BuildError, match=r"target cpu\S* holds no methods(.|\n)*codec\.aotpack' has some"):
-        aotpack.compile_bundle(codec[1], ("cpu",), out=tmp_path / "both.aotpack")
 
 
 def test_options_that_call_the_model_need_its_example(tmp_path: Path) -> None:

@@ -67,8 +67,7 @@ def compile_targets(
     entries: dict[str, TargetEntry] = {}
     for group in by_kind(targets):
         with in_progress.run.stage("compile", ", ".join(target.name for target in group)):
-            taken = [g for g in graphs if group[0].capabilities.has_optimizers or g.method is None or not g.method.step]
-            compiled = group[0].compile_variants(group, taken, state, in_progress.store, in_progress.cache)
+            compiled = group[0].compile_variants(group, graphs, state, in_progress.store, in_progress.cache)
         for target, entry in zip(group, compiled, strict=True):
             toolchain = entry.target.toolchain | in_progress.fixes(target)
             entries[target.name] = entry._replace(target=structs.replace(entry.target, toolchain=toolchain))

@@ -48,12 +48,6 @@ def check_build(options: Options, *also: Callable[[], object]) -> tuple[Options,
         found.of(check)
     found.options([*options.problems()])
     targets = _check_targets(found, options.targets, options.specializations, options.out, options.layout)
-    if options.optimizer is not None:
-        without = [target.name for target in targets if not target.capabilities.has_optimizers]
-        found.options([Problem("optimizer", f"the target {name} holds no step of an optimizer") for name in without])
-    if options.functions:
-        without = [target.name for target in targets if not target.capabilities.has_functions]
-        found.options([Problem("methods", f"the target {name} holds no methods beside the model's call") for name in without])
     found.raise_all()
     return replace(options, ambient=current_autocast()), targets
 

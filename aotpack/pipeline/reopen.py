@@ -20,7 +20,7 @@ from ..writer.bundle import BlobStore, Existing
 
 
 def refuse_targets(bundle: Bundle, targets: Sequence[Target]) -> None:
-    """Refuse targets that the bundle already has, and those that cannot hold its methods.
+    """Refuse targets that the bundle already has.
 
     Raises:
         BuildError: names these targets.
@@ -29,11 +29,6 @@ def refuse_targets(bundle: Bundle, targets: Sequence[Target]) -> None:
         raise BuildError(
             f"The bundle {bundle.path!r} has {', '.join(present)} already.",
             hint=f"It has: {', '.join(bundle.targets)}. Leave out what is there, or build the bundle anew.",
-        )
-    functions = any(method.function for method in bundle.program.methods.values())
-    if unable := [target.name for target in targets if functions and not target.capabilities.has_functions]:
-        raise BuildError(
-            f"The target {unable[0]} holds no methods beside the model's call, and the bundle {bundle.path!r} has some."
         )
 
 

@@ -82,8 +82,7 @@ class Capabilities:
     ``keeps_loops``: the compiler keeps loops, so recurrent layers are traced as scans, not step by step.
     ``uses_inductor``: Inductor compiles, so the fixes of Inductor must fit the installed torch.
     ``has_lstm_kernel``: graphs may call oneDNN's kernel for a layer of an LSTM and its gradient.
-    ``tunes``: :meth:`Target.tune` measures alternatives. ``has_optimizers``: it compiles the steps of optimizers.
-    ``has_functions``: it compiles methods of other functions than the model's call.
+    ``tunes``: :meth:`Target.tune` measures alternatives.
     ``orders_ties``: of equal elements, ``topk`` and ``kthvalue`` return those that eager returns.
     """
 
@@ -92,8 +91,6 @@ class Capabilities:
     uses_inductor: bool = False
     has_lstm_kernel: bool = False
     tunes: bool = False
-    has_optimizers: bool = False
-    has_functions: bool = False
     orders_ties: bool = True
 
 

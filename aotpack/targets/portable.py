@@ -13,13 +13,11 @@ from aotpack_loader.format import schema, subgraphs
 from ..graph import source_line
 from ..writer.bundle import BlobStore, TargetEntry
 from ..writer.cache import CompileCache
-from .base import Capabilities, GraphToCompile, Target
+from .base import GraphToCompile, Target
 
 
 class PortableTarget(Target):
     """Runs wherever torch runs, without native code."""
-
-    capabilities = Capabilities(has_optimizers=True, has_functions=True)
 
     def __init__(self, variant: str = "") -> None:
         if variant:

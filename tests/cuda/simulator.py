@@ -255,7 +255,8 @@ class Libdevice:
         "acosh": np.arccosh, "atanh": np.arctanh, "erfc": np.vectorize(math.erfc, otypes=[np.float64]), "nearbyint": np.rint,
         "llrint": lambda x: np.rint(x).astype(np.int64), "lgamma": np.vectorize(math.lgamma, otypes=[np.float64]),
         "tgamma": np.vectorize(math.gamma, otypes=[np.float64]), "isnan": np.isnan, "isinf": np.isinf, "signbit": np.signbit,
-        "fast_dividef": np.divide, "div_rn": np.divide, "round": lambda x: np.sign(x) * np.floor(np.abs(x) + 0.5),
+        "fast_dividef": np.divide, "div_rn": np.divide, "mul_rn": np.multiply,
+        "round": lambda x: np.sign(x) * np.floor(np.abs(x) + 0.5),
     }  # fmt: skip
 
     def __init__(self, tl: Any) -> None:
@@ -304,7 +305,7 @@ def simulated(folder: Path, sources: dict[str, Any]) -> Iterator[Simulator]:
 
     def on_the_cpu(device: Any, bundle: Any, target: Any, asked: Any) -> None:
         made(device, bundle, target, torch.device("cuda", 0))
-        device.device = torch.device("cpu")
+        device.device = device.scalars = torch.device("cpu")
 
     with contextlib.ExitStack() as stack:
         for owner, name, value in (

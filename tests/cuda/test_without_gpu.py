@@ -90,9 +90,11 @@ BUILD = """
 
         lowering._CudaLibrary.finished = edited
     model, inputs = made(name)
+    optimizer = (lambda model: torch.optim.AdamW(model.parameters(), lr=0.01)) if name == "Mlp" else None
     shapes = [{0: torch.export.Dim("rows", min=2, max=64)}] if name == "Sizes" else None
     with sources_kept() as sources:
-        aotpack.build(model, inputs, out=out, targets=targets.split(","), dynamic_shapes=shapes, cache=not edit)
+        kept = {"cache": not edit, "optimizer": optimizer}
+        aotpack.build(model, inputs, out=out, targets=targets.split(","), dynamic_shapes=shapes, **kept)
     Path(out + ".json").write_text(json.dumps(sources))
     print(json.dumps(len(sources)))
 """
@@ -114,6 +116,16 @@ RUN = """
             pairs = [(there, here), *zip(loaded.buffers(), model.buffers(), strict=True)]
             pairs += [(a.grad, b.grad) for a, b in zip(loaded.parameters(), model.parameters(), strict=True)]
             worst = max(worst, *(float((a.double() - b.double()).abs().max()) for a, b in pairs))
+        if name == "Mlp":
+            before = len(driver.launches)
+            mine, eager = loaded.aotpack.optimizer(), torch.optim.AdamW(model.parameters(), lr=0.01)
+            for step in range(3):
+                for optimizer in (mine, eager):
+                    optimizer.param_groups[0]["lr"] /= 2
+                    optimizer.step()
+            assert len(driver.launches) > before
+            pairs = zip(loaded.parameters(), model.parameters(), strict=True)
+            worst = max(worst, *(float((a - b).detach().abs().max()) for a, b in pairs))
     print(json.dumps([worst, len(driver.launches)]))
 """
 

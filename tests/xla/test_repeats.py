@@ -19,8 +19,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
 from aotpack.targets.aoti.parts import without_calls
+from aotpack.targets.nested import CALL
 from aotpack.targets.xla.lower import lower
-from aotpack.targets.xla.nested import CALL
 from aotpack.targets.xla.normalise import normalise
 from aotpack.targets.xla.repeats import call_repeats
 from aotpack.targets.xla.stablehlo import hlo

@@ -10,6 +10,7 @@ import torch
 import torch._dynamo
 import torch._inductor
 import torch._inductor.lowering
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
@@ -296,6 +297,13 @@ def hint_of(size: int | torch.SymInt) -> int:
     if isinstance(size, torch.SymInt):
         return int(size.node.hint) if size.node.has_hint() else 0
     return size
+
+
+@contextlib.contextmanager
+def fake_results(graph: torch.fx.Graph) -> Iterator[None]:
+    """Inside the block operators compute fake tensors of a graph. Their sizes may vary."""
+    with fake_mode_of(graph), enable_python_dispatcher():
+        yield
 
 
 def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:

@@ -46,7 +46,7 @@ _SOURCES = (Path(lowering.__file__).parent.parent, Path(__file__).parent.parent)
 class CpuTarget(NativeTarget):
     """AOTInductor code for one x86-64 level (``cpu:x86-64-v3``); without a variant, the build machine's level."""
 
-    capabilities = Capabilities(uses_inductor=True, has_lstm_kernel=True, tunes=True, has_optimizers=True, has_functions=True)
+    capabilities = Capabilities(uses_inductor=True, has_lstm_kernel=True, tunes=True)
 
     def __init__(self, variant: str = "") -> None:
         self.products: int | None = None

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 import torch
+from msgspec import structs
 
 from aotpack_loader.archive.temporaries import temporary_directory
 from aotpack_loader.devices import cpuinfo
@@ -21,6 +22,7 @@ from ..._torch.fixes import applying
 from ..._torch.inductor.cuda import chips, kernels, toolkit
 from ..._torch.inductor.cuda.lowering import lower_for_cuda
 from ..._torch.inductor.toolchain import commands
+from ...graph.restore import symbols_of, to_fx
 from ...writer.bundle import BlobStore, TargetEntry
 from ...writer.cache import CompileCache, revision_of
 from ..aoti.conversion import ConvertedGraph, convert_graph
@@ -28,11 +30,14 @@ from ..aoti.native import Files, Made, NativeTarget, files_of, refusing
 from ..aoti.parts import in_parts
 from ..aoti.workers import Workers
 from ..base import Capabilities, GraphToCompile
+from ..numbers import numbers_as_tensors
 from .rules import ATTENTION, refuse_unsupported
 
 _SOURCES = (Path(kernels.__file__).parent.parent.parent, Path(__file__).parent.parent)
 _LEVEL: Final = "x86-64-v2"
 """The processors that host code runs on, where they are x86: it only allocates memory and launches kernels."""
+_ELEMENTS: Final = 1 << 20
+"""The size of a parameter for which blocks of a step are chosen."""
 DEFAULT: Final = ("sm80", "sm90")
 """What ``cuda`` alone stands for."""
 
@@ -50,7 +55,7 @@ class _StoredKernel(msgspec.Struct):
 class CudaTarget(NativeTarget):
     """Kernels for one architecture (``cuda:sm90``), and the host code that launches them."""
 
-    capabilities = Capabilities(uses_inductor=True, has_functions=True)
+    capabilities = Capabilities(uses_inductor=True)
     checks = (toolkit.nvidia_folder, *NativeTarget.checks)
 
     def __init__(self, variant: str = "") -> None:
@@ -77,7 +82,7 @@ class CudaTarget(NativeTarget):
     ) -> list[TargetEntry]:
         """Compile for several architectures. Each graph is lowered once. The lowest has PTX, too."""
         refuse_unsupported(graphs)
-        graphs, sequences = in_parts(graphs)
+        graphs, sequences = in_parts([_step(item) for item in graphs])
         targets = sorted(targets, key=lambda target: chips.number(target.architecture))
         made = {target.architecture: Made() for target in targets}
         with temporary_directory(Path(tempfile.gettempdir())) as folder, Workers() as workers:
@@ -111,6 +116,15 @@ class CudaTarget(NativeTarget):
             gpu=_gpu(self.architecture, has_ptx=has_ptx),
         )
         return TargetEntry(target, schema.Platform(cpuinfo.architecture(), "linux"), made.layers)
+
+
+def _step(item: GraphToCompile) -> GraphToCompile:
+    """A step of an optimizer for large parameters. The numbers that it reads stay on the GPU, so nothing waits for it."""
+    if item.method is None or not item.method.step:
+        return item
+    symbols = [structs.replace(symbol, hint=_ELEMENTS) for symbol in item.method.symbols]
+    module = to_fx(item.graph, symbols_of(structs.replace(item.method, symbols=symbols), [item.graph]))
+    return replace(item, module=numbers_as_tensors(module))
 
 
 def _kernels(made: Made, files: Files, store: BlobStore, *, with_ptx: bool) -> dict[str, schema.CudaKernel]:

@@ -24,8 +24,8 @@ from ..._torch.tracing.aot_autograd import Decompositions
 from ...writer.bundle import BlobStore, TargetEntry
 from ...writer.cache import CompileCache
 from ..base import Capabilities, GraphToCompile, Target
+from ..nested import copy_of
 from . import aot
-from .nested import copy_of
 
 if TYPE_CHECKING:
     from .lower import Lowered
@@ -45,7 +45,7 @@ class XlaTarget(Target):
         BuildError: jax is not installed, or libtpu if the variant needs it; or the variant does not exist.
     """
 
-    capabilities = Capabilities(specializes=True, keeps_loops=True, has_optimizers=True, has_functions=True, orders_ties=False)
+    capabilities = Capabilities(specializes=True, keeps_loops=True, orders_ties=False)
 
     def __init__(self, variant: str = "") -> None:
         self._variant = variant
@@ -209,9 +209,9 @@ def _normalised(graphs: Sequence[GraphToCompile], *, has_strides: bool) -> dict[
     Raises:
         UnsupportedError: names everything that XLA cannot compute, with the user's source lines.
     """
+    from ..numbers import numbers_as_tensors
     from .check import problems
     from .normalise import normalise
-    from .numbers import numbers_as_tensors
     from .sharing import refuse_shared_results, shared_outputs
     from .specialize import at_sizes
 

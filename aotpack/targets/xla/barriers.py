@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from aotpack_loader.devices.generator import exchange_random_state
 
-from .nested import CALL, CONTROL_FLOW
+from ..nested import CALL, CONTROL_FLOW
 
 aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ from aotpack_loader.errors import Problem
 
 from ..._torch.tracing.aot_autograd import CALL_ON_COPIES
 from ...graph import source_line
-from .nested import CONTROL_FLOW, graphs_run_by, regions
+from ..nested import CONTROL_FLOW, graphs_run_by, regions
 from .rules import RULES
 
 _HELD = "contains a graph or an object, which an XLA computation cannot"

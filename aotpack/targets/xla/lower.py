@@ -20,8 +20,8 @@ from aotpack_loader.format import schema
 
 from ...graph import source_line
 from ...graph.literals import dtype_name
+from ..nested import CONTROL_FLOW, graphs_run_by
 from .barriers import barrier
-from .nested import CONTROL_FLOW, graphs_run_by
 from .rules import DTYPES, RANDOM, RULES, Array
 from .sharing import Views
 from .stablehlo import lowered

@@ -19,8 +19,8 @@ from aotpack_loader.devices.generator import exchange_random_state, random_state
 from ..._torch.api.fake_tensors import fake_mode_of
 from ..._torch.tracing.aot_autograd import CALL_ON_COPIES
 from ..._torch.tracing.decompose import kernel_of, on_copies, trace
+from ..nested import copy_of, regions
 from . import decompositions
-from .nested import copy_of, regions
 from .rules import RULES
 
 

@@ -22,7 +22,7 @@ from torch.fx.node import map_arg
 from aotpack_loader.devices.generator import exchange_random_state, random_state
 
 from ..._torch.api.random_operators import is_random
-from .nested import CALL, CONTROL_FLOW
+from ..nested import CALL, CONTROL_FLOW
 
 _REPEATS = 3
 _SAVING = 64

@@ -18,7 +18,7 @@ from aotpack_loader.format import schema
 
 from ...graph import source_line
 from ...graph.views import root, steps_between
-from .nested import copy_of
+from ..nested import copy_of
 
 Views = dict[int, list[schema.ViewStep]]
 """Maps an output to the view steps that lead to it from the returned value."""

@@ -16,22 +16,7 @@ from jax import lax
 from jax.scipy import special
 from torch.fx import Node
 
-from .table import (
-    DTYPES,
-    RULES,
-    Array,
-    Rule,
-    array,
-    cast,
-    dtype_of,
-    is_complex,
-    is_float,
-    is_integer,
-    operators,
-    rule,
-    scaled,
-    wide,
-)
+from .table import DTYPES, RULES, Array, Rule, array, cast, dtype_of, is_complex, is_float, is_integer, operators, rule, wide
 
 
 def _elementwise(function: Callable[..., Array]) -> Rule:
@@ -165,13 +150,14 @@ def _add(node: Node, x: Any, y: Any, alpha: Any = 1) -> Array:
     x, y = array(x, wide(dtype)), array(y, wide(dtype))
     if dtype == jnp.bool_:
         return x | (y if alpha else jnp.zeros_like(y))
-    return cast(x + scaled(y, alpha), dtype)
+    return cast(x + (y if alpha == 1 else y * array(alpha, y.dtype)), dtype)
 
 
 @rule("sub.Tensor sub.Scalar")
 def _subtract(node: Node, x: Any, y: Any, alpha: Any = 1) -> Array:
     dtype = wide(dtype_of(node))
-    return cast(array(x, dtype) - scaled(array(y, dtype), alpha), dtype_of(node))
+    y = array(y, dtype)
+    return cast(array(x, dtype) - (y if alpha == 1 else y * array(alpha, dtype)), dtype_of(node))
 
 
 @rule("div.Tensor_mode div.Scalar_mode")

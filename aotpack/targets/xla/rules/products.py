@@ -12,7 +12,7 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 from torch.fx import Node
 
-from .table import Array, cast, dtype_of, rule, scaled, shape_of, wide
+from .table import Array, array, cast, dtype_of, rule, shape_of, wide
 
 
 def _matmul(x: Array, y: Array) -> Array:
@@ -29,11 +29,10 @@ def _product(node: Node, x: Array, y: Array) -> Array:
 def _add_product(node: Node, x: Array, y: Array, z: Array, beta: Any = 1, alpha: Any = 1) -> Array:
     """With ``beta`` 0, ``x`` has no effect, even if it has NaNs."""
     product = _matmul(y, z)
-    product = scaled(product, alpha)
-    if isinstance(beta, jax.Array):
-        product = product + jnp.where(beta == 0, 0, scaled(cast(x, product.dtype), beta))
-    elif beta != 0:
-        product = product + scaled(cast(x, product.dtype), beta)
+    product = product if alpha == 1 else product * array(alpha, product.dtype)
+    if beta != 0:
+        x = cast(x, product.dtype)
+        product = product + (x if beta == 1 else x * array(beta, product.dtype))
     return cast(product, dtype_of(node))
 
 

@@ -112,11 +112,6 @@ def array(value: Any, dtype: Any) -> Array:
     return jnp.asarray(value, dtype) if isinstance(value, (bool, int, float, complex)) else cast(value, dtype)
 
 
-def scaled(x: Array, factor: Any) -> Array:
-    """``x`` times a number. The graph may compute the number (``item()``)."""
-    return x if isinstance(factor, (int, float, complex)) and factor == 1 else x * array(factor, x.dtype)
-
-
 def lowest(dtype: Any) -> Any:
     """The identity of a maximum."""
     if dtype == jnp.bool_:

@@ -1,5 +1,6 @@
-"""Converts counters of loops and numbers read from tensors to 0-dimensional tensors, because XLA
-has no dynamic numbers.
+"""Converts counters of loops and numbers read from tensors to 0-dimensional tensors.
+
+XLA has no dynamic numbers, and code for a GPU would wait for them.
 
 Sizes stay numbers. An operator that uses such a number as a size keeps its dynamic type, and is
 rejected for it.
@@ -18,8 +19,8 @@ from torch.utils import _pytree as pytree
 
 from aotpack_loader.errors import Problem, UnsupportedError
 
-from ..._torch.api.fake_tensors import fake_mode_of
-from ...graph import source_line
+from .._torch.api.fake_tensors import fake_mode_of, fake_results
+from ..graph import source_line
 from .nested import copy_of, regions
 
 aten = torch.ops.aten
@@ -47,6 +48,12 @@ _OPERATORS: dict[Callable[..., Any], torch._ops.OpOverload] = {
 }
 """Maps operators on numbers to the same operators on tensors."""
 
+_FACTORS: dict[Any, str] = {
+    **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor), "alpha"),
+    **dict.fromkeys((aten.addcmul.default, aten.addcdiv.default), "value"),
+}
+"""Maps operators to the name of the factor by which they multiply their second argument."""
+
 _TYPES = {
     **dict.fromkeys((int, torch.SymInt), torch.int64),
     **dict.fromkeys((float, torch.SymFloat), torch.float64),
@@ -54,7 +61,7 @@ _TYPES = {
 }
 """Maps types of numbers to the dtypes of the tensors that replace them."""
 
-_OF_TENSORS = {"Scalar": "Tensor", "Tensor_Scalar": "Tensor_Tensor", "Scalar_Tensor": "Tensor"}
+_OF_TENSORS = {"default": "Tensor", "Scalar": "Tensor", "Tensor_Scalar": "Tensor_Tensor", "Scalar_Tensor": "Tensor"}
 """Maps overloads that take a number to those that take a tensor instead."""
 
 _WHILE_LOOP, _COND = torch.ops.higher_order.while_loop, torch.ops.higher_order.cond
@@ -73,7 +80,7 @@ def numbers_as_tensors(module: GraphModule) -> GraphModule:
             Problem(source_line(node) or node.name, "is returned, or saved for the backward, as a number") for node in seen
         ]
         raise UnsupportedError(
-            "XLA devices return tensors only, no numbers.",
+            "Code for this target returns tensors only, no numbers.",
             sorted(problems, key=str),
             hint="Return a tensor in place of it (torch.tensor(0) for 0), and compute with a tensor in place of its item().",
         )
@@ -116,13 +123,17 @@ class _Rewriting:
     def visit(self, node: Node) -> None:
         if node.target is aten._local_scalar_dense.default and type(node.meta["val"]) in _TYPES:
             scalar = self._call(node, aten.view.default, node.args[0], [])
-            self._replace(node, self._call(node, aten._to_copy.default, scalar, dtype=_TYPES[type(node.meta["val"])]))
+            self._replace(node, self._cast(node, scalar, _TYPES[type(node.meta["val"])]))
         elif isinstance(node.target, torch._ops.HigherOrderOperator):
             self._visit_control_flow(node)
         elif self.made.isdisjoint(node.all_input_nodes):
             return
         elif node.target in _OPERATORS:
             self._replace(node, self._call(node, _OPERATORS[node.target], *map(self._tensor(node), node.args)))
+        elif node.kwargs.get(_FACTORS.get(node.target, "")) in self.made:
+            self._multiply(node)
+        elif node.target is aten.scalar_tensor.default:
+            self._replace(node, self._cast(node, node.args[0], node.meta["val"].dtype), is_number=False)
         elif node.target is aten.select.int:
             self._select(node)
         elif isinstance(node.target, torch._ops.OpOverload):
@@ -170,11 +181,25 @@ class _Rewriting:
         row = self._call(node, aten.index_select.default, source, dim, self._call(node, aten.view.default, index, [1]))
         self._replace(node, self._call(node, aten.squeeze.dim, row, dim), is_number=False)
 
+    def _multiply(self, node: Node) -> None:
+        """Write an operator with a factor as products and a sum, of half types in float32, as its kernel computes."""
+        dtype = node.meta["val"].dtype
+        wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+        tensor = self._tensor(node)
+        given = [*node.args, node.kwargs[_FACTORS[node.target]]]
+        first, second, *third, factor = [self._cast(node, tensor(x), wide) for x in given]
+        product = self._call(node, aten.mul.Tensor, second, factor)
+        for other in third:
+            operation = aten.div.Tensor if node.target is aten.addcdiv.default else aten.mul.Tensor
+            product = self._call(node, operation, product, other)
+        total = self._call(node, aten.sub.Tensor if node.target is aten.sub.Tensor else aten.add.Tensor, first, product)
+        self._replace(node, self._cast(node, total, dtype), is_number=False)
+
     def _compute_with_tensors(self, node: Node, target: torch._ops.OpOverload) -> None:
         """Pass tensors of the result's type instead of numbers; if an operator does not support
         that, leave it unchanged.
         """
-        declared = [str(argument.type) for argument in target._schema.arguments]
+        declared = [str(argument.type).removeprefix("Optional[").removesuffix("]") for argument in target._schema.arguments]
         taking = [kind for kind, item in zip(declared, node.args, strict=False) if item in self.made]
         if not taking or set(taking) - {"Tensor", "number"}:
             return
@@ -183,10 +208,15 @@ class _Rewriting:
             if name not in target.overloadpacket.overloads():
                 return
             target = getattr(target.overloadpacket, name)
+            tensor = self._tensor(node)
+            node.args = tuple(
+                tensor(item) if kind == "number" and item is not None else item
+                for kind, item in zip(declared, node.args, strict=False)
+            )
         dtype = node.meta["val"].dtype
         if dtype is not torch.bool:  # a number widens no type
-            for item in self.made.intersection(node.args):
-                node.replace_input_with(item, self._call(node, aten._to_copy.default, item, dtype=dtype))
+            for item in [item for item in dict.fromkeys(node.all_input_nodes) if item in self.made]:
+                node.replace_input_with(item, self._cast(node, item, dtype))
         self._replace(node, self._call(node, target, *node.args, **node.kwargs), is_number=False)
 
     def _tensor(self, before: Node) -> Callable[[Any], Any]:
@@ -203,11 +233,15 @@ class _Rewriting:
 
     def _call(self, before: Node, target: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Node:
         """Add a call before ``before``, with the source line of ``before``."""
-        with self._graph.inserting_before(before), fake_mode_of(self._graph):
+        with self._graph.inserting_before(before), fake_results(self._graph):
             node = self._graph.call_function(target, args, kwargs)
             values = map_arg((args, kwargs), lambda item: item.meta["val"])
             node.meta = {**before.meta, "val": target(*values[0], **values[1])}
+            node.meta.pop("unbacked_bindings", None)
         return node
+
+    def _cast(self, before: Node, value: Any, dtype: torch.dtype) -> Node:
+        return self._call(before, aten._to_copy.default, value, dtype=dtype)
 
     def _replace(self, node: Node, new: Node, *, is_number: bool = True) -> None:
         node.replace_all_uses_with(new)

@@ -1,4 +1,4 @@
-"""Finds graphs inside graphs: control flow, and nested regions that a model or this target marks."""
+"""Finds graphs inside graphs: control flow, and nested regions that a model or a target marks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTROL_FLOW = {
     torch.ops.higher_order.scan: slice(1),
     torch.ops.higher_order.map_impl: slice(1),
 }
-"""Operators that run graphs and have a form for XLA, and which of their arguments are graphs."""
+"""Operators that run graphs, and which of their arguments are graphs."""
 
 
 def graphs_run_by(node: Node) -> tuple[Node, ...]:
