@@ -323,25 +323,38 @@ class Forces(nn.Module):
 
     def forward(self, position: Tensor, graph: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
+            position.requires_grad_()
             energies = torch.zeros(self.whole(graph[-1]) + 1).index_add(0, graph, self.layer(position).tanh().squeeze(1))
-            return torch.autograd.grad(energies.sum(), position, create_graph=True)[0], energies
+            return torch.autograd.grad(energies.sum(), position, create_graph=self.training)[0], energies
 
 
 def atoms(count: int, graphs: int) -> tuple[Tensor, Tensor]:
     return torch.randn(count, 3, requires_grad=True), torch.arange(count) * graphs // count
 
 
-def test_a_whole_number_of_data_is_refused_with_what_to_write(tmp_path: Path) -> None:
-    sizes = {"position": {0: torch.export.Dim("n", min=2, max=99)}, "graph": {0: torch.export.Dim("n", min=2, max=99)}}
-    with pytest.raises(CaptureError, match=r"test_refusals\.py:\d+.*\n(.*\n)*.*tensor\.item\(\) does not"):
-        aotpack.build(Forces(int), atoms(6, 2), out=tmp_path / "m", targets=("portable",), dynamic_shapes=sizes)
-    model = Forces(Tensor.item)
-    aotpack.build(model, atoms(6, 2), out=tmp_path / "m", targets=("portable",), methods=("train",), dynamic_shapes=sizes)
+ATOMS = {name: {0: torch.export.Dim("n", min=2, max=99)} for name in ("position", "graph")}
+
+
+def test_a_range_of_data_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"test_refusals\.py:\d+.*\n(.*\n)*.*int\(\) and tensor\.item\(\) do not"):
+        aotpack.build(
+            Forces(lambda last: range(last).stop), atoms(6, 2), out=tmp_path / "m", targets=("portable",), dynamic_shapes=ATOMS
+        )
+
+
+@pytest.mark.parametrize("whole", [Tensor.item, lambda last: int(last), lambda last: int(last.item())])
+def test_a_size_read_from_data_beside_gradients_of_the_model(whole: Callable[[Tensor], Any], tmp_path: Path) -> None:
+    """``int()`` is a symbol in a trace. In eval mode the model frees the graph of its energies, so only results are compared."""
+    model = Forces(whole)
+    methods = ("train", "eval")
+    aotpack.build(model, atoms(6, 2), out=tmp_path / "m", targets=("portable",), methods=methods, dynamic_shapes=ATOMS)
+    assert "int" not in globals()
     loaded = load(tmp_path / "m")
     for count, graphs in ((9, 3), (5, 1)):
         position, graph = atoms(count, graphs)
         found = []
         for each in (loaded, model):
-            forces, energies = each(position, graph)
-            found.append([forces, energies, *torch.autograd.grad(forces.square().sum() + energies.sum(), [*each.parameters()])])
+            forces, energies = each.train()(position, graph)
+            gradients = torch.autograd.grad(forces.square().sum() + energies.sum(), [*each.parameters()])
+            found.append([forces, energies, *gradients, *each.eval()(position, graph)])
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)

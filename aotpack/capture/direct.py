@@ -14,6 +14,7 @@ import torch.utils._pytree as pytree
 from .._torch.api import checkpoint as checkpoints
 from .._torch.api import own_gradients
 from .._torch.api.module_stack import recorded_modules
+from .._torch.api.whole_numbers import read_as_symbols, reader_of
 from .._torch.tracing import aot_autograd
 from .dry_run import repeat
 from .front_end_input import FrontEndInput, fake_example, lost, observed_python, with_dry_run
@@ -21,7 +22,23 @@ from .inputs.dynamic_shapes import DynamicShapes
 
 
 def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
-    """Return the joint graph, and the user's lines whose checkpoints are missing from it."""
+    """Return the joint graph, and the user's lines whose checkpoints are missing from it.
+
+    If the model calls ``int()`` of a tensor, it is traced again with a symbol in place of the number.
+    """
+    readers: list[dict[str, Any]] = []
+    while True:
+        try:
+            with read_as_symbols(readers):
+                return _traced(source)
+        except Exception as error:
+            reader = reader_of(error)
+            if reader is None:
+                raise
+            readers.append(reader)
+
+
+def _traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
     model, args, kwargs = source.model, source.args, source.kwargs
     mode, fake_args, fake_kwargs = fake_example(source)
     with observed_python(model) as assigned:

@@ -291,7 +291,7 @@ _BRANCH_HINT = (
     "A call that takes another branch then raises an error."
 )
 _WHOLE_HINT = (
-    "int() and range() of a tensor need its value. tensor.item() does not, and sizes may be computed from it: "
+    "range() of a tensor needs its value. int() and tensor.item() do not, and sizes may be computed from them: "
     "torch.zeros(index.max().item() + 1)."
 )
 _NUMBER_HINT = (
