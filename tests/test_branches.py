@@ -89,6 +89,72 @@ def test_a_call_that_goes_another_way_fails_and_writes_nothing(model: Checked, t
     assert torch.equal(bundle.get_buffer("norm.running_mean"), torch.zeros(4))
 
 
+class Careful(nn.Module):
+    """Checks what it is given in several forms, and computes a gradient itself."""
+
+    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+        if (ids < 0).any() or not (ids < 9).all():
+            message = f"ids are out of range for {len(ids)} rows"
+            raise ValueError(message)
+        assert bool((ids != 5).all()), "5 is reserved"
+        if torch.isfinite(x).all():
+            pass
+        else:
+            raise ValueError("not finite")
+        if x.sum().isnan().item():
+            raise ValueError("not a number")
+        return x.sin() + torch.autograd.grad(x.cos().sum(), x, create_graph=True)[0] * ids
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+def test_checks_that_raise_are_kept(target: str, tmp_path: Path) -> None:
+    """No option is needed: the other way of such a branch is an error in eager, too."""
+    x, ids = torch.randn(3, requires_grad=True), torch.tensor([1, 2, 3])
+    report = aotpack.build(Careful(), (x, ids), out=tmp_path / "m", targets=(target,), methods=("train",))
+    assert not any("branch" in warning for warning in report.warnings)
+    model, loaded = Careful(), load(tmp_path / "m")
+    torch.testing.assert_close(loaded(x, ids + 1), model(x, ids + 1))
+    infinite = torch.full((3,), torch.inf, requires_grad=True)
+    for given, line in (
+        ((x, -ids), "ids < 0"),
+        ((x, ids + 7), "ids < 9"),
+        ((x, ids + 3), "ids != 5"),
+        ((infinite, ids), "isfinite"),
+    ):
+        with pytest.raises((ValueError, AssertionError)):
+            model(*given)
+        with pytest.raises(BranchError, match=line):
+            loaded(*given)
+
+
+class Caught(nn.Module):
+    """Its errors are no errors of the call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            if (x > 3).any():
+                raise ValueError
+        except ValueError:
+            return x * 2
+        return x * 3
+
+
+class Either(nn.Module):
+    """Which of the two holds is not known."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if (x > 3).any() and (x < 2).any():
+            raise ValueError
+        return x * 3
+
+
+@pytest.mark.parametrize("model", [Caught(), Either()])
+def test_what_does_not_only_raise_is_a_branch(model: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"a Python branch depends on the value of a tensor(.|\n)*test_branches"):
+        aotpack.build(model, (torch.ones(3, requires_grad=True),), out=tmp_path / "m", targets=("portable",))
+
+
 class Aware(nn.Module):
     """Looks at its mask except where it is traced, as transformers' attention masks do."""
 

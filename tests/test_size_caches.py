@@ -13,7 +13,7 @@ from torch.export import Dim
 
 import aotpack
 import aotpack_loader
-from aotpack_loader.errors import BuildError
+from aotpack_loader.errors import AotpackError, BuildError
 
 TIME = Dim("time", min=2, max=64)
 
@@ -124,6 +124,28 @@ def test_a_value_of_the_user_is_not_made_again(tmp_path: Path) -> None:
     model.grid = torch.randn(7)
     with pytest.raises(BuildError, match="the model fixes it at 7"):
         aotpack.build(model, (torch.randn(3, 7),), out=tmp_path / "m", targets=("portable",), dynamic_shapes={"x": {1: TIME}})
+
+
+def test_triangles_of_a_size_that_varies(tmp_path: Path) -> None:
+    def model(x: Tensor) -> list[Tensor]:
+        n = x.shape[0]
+        pairs = [torch.triu_indices(n, n, 1), torch.triu_indices(n, n, dtype=torch.int32), torch.tril_indices(n, n, -2)]
+        return [(x[pairs[0][0]] * x[pairs[0][1]]).sum(), *pairs]
+
+    sizes = {"x": {0: Dim("rows", min=1, max=999)}}
+    aotpack.build(model, (torch.randn(5, requires_grad=True),), out=tmp_path / "m", targets=("portable",), dynamic_shapes=sizes)
+    loaded = aotpack_loader.load(tmp_path / "m")
+    for rows in (1, 2, 3, 8, 999):
+        x = torch.randn(rows, requires_grad=True)
+        found, expected = loaded(x), model(x)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(*(torch.autograd.grad(each[0], x) for each in (found, expected)))
+
+    def above(x: Tensor) -> Tensor:
+        return torch.tril_indices(x.shape[0], x.shape[0], 1) * x.sum()
+
+    with pytest.raises(AotpackError, match="no positive offset"):
+        aotpack.build(above, (torch.randn(5),), out=tmp_path / "m2", targets=("portable",), dynamic_shapes=sizes)
 
 
 def test_linspace_of_a_size_that_varies(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from .._torch.api.module_stack import recorded_modules
 from .._torch.api.whole_numbers import read_as_symbols, reader_of
 from .._torch.tracing import aot_autograd
 from .dry_run import repeat
+from .dry_run.checks import kept_checks
 from .front_end_input import FrontEndInput, fake_example, lost, observed_python, with_dry_run
 from .inputs.dynamic_shapes import DynamicShapes
 
@@ -29,7 +30,7 @@ def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
     readers: list[dict[str, Any]] = []
     while True:
         try:
-            with read_as_symbols(readers):
+            with read_as_symbols(readers), kept_checks():
                 return _traced(source)
         except Exception as error:
             reader = reader_of(error)

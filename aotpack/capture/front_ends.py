@@ -43,6 +43,7 @@ from . import direct, dynamo, export
 from .backward_writes import without_writes
 from .dry_run import repeat
 from .dry_run.branches import Branch, follow, observe
+from .dry_run.checks import kept_checks
 from .dry_run.eager import explained
 from .final_refusals import final_refusal
 from .front_end_input import FrontEndInput
@@ -203,7 +204,8 @@ def as_traced(model: torch.nn.Module, branches: Sequence[Branch], *, training: b
     with _traced(model, training=training, exact_random=False):
         if branches:
             follow(model, branches)
-        yield
+        with kept_checks():
+            yield
 
 
 @contextlib.contextmanager

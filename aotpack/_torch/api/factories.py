@@ -1,4 +1,6 @@
-"""Traces functions of torch that make sizes which vary constant: ranges, windows, tensors of sizes, ``pad_sequence``."""
+"""Traces functions of torch that make sizes which vary constant: ranges, windows, triangles, tensors of sizes,
+``pad_sequence``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from torch.fx.experimental.symbolic_shapes import has_static_value
+from torch.fx.experimental.symbolic_shapes import has_static_value, statically_known_true
 from torch.overrides import TorchFunctionMode
 
 from .torch_types import HALVES
@@ -62,9 +64,50 @@ def _rule(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Calla
     """What computes a range or a window of a length that varies; None: the call is none."""
     if function in _RANGES and _varies(function, *args, **named):
         return _RANGES[function]
+    if function in _TRIANGLES and _is_square(*args, **named):
+        return _TRIANGLES[function]
     if function in _WINDOWS and _is_exact(named) and not has_static_value(args[0] if args else named["window_length"]):
         return partial(_window, _WINDOWS[function])
     return None
+
+
+def _is_square(row: Any, col: Any, offset: int = 0, **options: Any) -> bool:
+    """Whether a matrix has as many columns as rows, of a number that varies."""
+    return not has_static_value(row) and statically_known_true(row == col)
+
+
+def _tril_indices(
+    row: Any, col: Any, offset: int = 0, *, dtype: Any = None, device: Any = None, layout: Any = None
+) -> torch.Tensor:
+    """Indices of a lower triangle, without the diagonals above ``offset``, which is at most 0."""
+    if offset > 0:
+        raise ValueError("tril_indices of a size that varies takes no positive offset: use triu_indices, or torch.tril of a mask")
+    rows = torch.sym_max(row + offset, 0)
+    return torch.stack(_triangle(rows, device), 0).add(torch.tensor([[-offset], [0]], device=device)).to(dtype or torch.int64)
+
+
+def _triu_indices(
+    row: Any, col: Any, offset: int = 0, *, dtype: Any = None, device: Any = None, layout: Any = None
+) -> torch.Tensor:
+    """Indices of an upper triangle, without the diagonals below ``offset``, which is at least 0."""
+    if offset < 0:
+        raise ValueError("triu_indices of a size that varies takes no negative offset: use tril_indices, or torch.triu of a mask")
+    rows = torch.sym_max(row - offset, 0)
+    i, j = _triangle(rows, device)  # an upper triangle is a lower one that is read backwards
+    return torch.stack([rows - 1 - i.flip(0), row - 1 - j.flip(0)]).to(dtype or torch.int64)
+
+
+def _triangle(rows: Any, device: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and columns of the elements of a lower triangle, row by row. The square root is exact enough for 2**25 rows."""
+    k = torch.arange(rows * (rows + 1) // 2, device=device)
+    i = (((8 * k + 1).double().sqrt() - 1) / 2).floor().long()
+    return i, k - i * (i + 1) // 2
+
+
+_TRIANGLES: Final[Mapping[Any, Callable[..., torch.Tensor]]] = {
+    torch.tril_indices: _tril_indices,
+    torch.triu_indices: _triu_indices,
+}
 
 
 def _varies(function: Any, start: Any, end: Any, steps: Any, base: float = 10.0, *, out: Any = None, **options: Any) -> bool:

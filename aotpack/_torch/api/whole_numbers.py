@@ -65,7 +65,7 @@ def _innermost(traceback: TracebackType | None) -> dict[str, Any] | None:
         if origin.is_model(frame.f_code.co_filename):
             found = frame
     reads = found is not None and "int" in found.f_code.co_names and found.f_builtins.get("int") is builtins.int
-    return found.f_globals if reads and "int" not in found.f_globals else None
+    return found.f_globals if found is not None and reads and "int" not in found.f_globals else None
 
 
 @contextlib.contextmanager

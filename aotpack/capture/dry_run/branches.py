@@ -90,7 +90,7 @@ def follow(model: torch.nn.Module, branches: Sequence[Branch], *, of_numbers: bo
 
         def read(function: _Read, tensor: torch.Tensor) -> Any:
             branch = take(origin.current_line())
-            torch.ops.aten._assert_async.msg(_is(tensor, branch.value), _message(branch))
+            assert_taken(tensor, branch)
             return branch.value
 
         def decide(expression: torch.SymBool, where: str) -> bool:
@@ -109,6 +109,11 @@ def follow(model: torch.nn.Module, branches: Sequence[Branch], *, of_numbers: bo
 
     model.forward = followed
     return taken
+
+
+def assert_taken(tensor: torch.Tensor, branch: Branch) -> None:
+    """Assert in the graph that Python would read the value of ``branch`` from a tensor with one element."""
+    torch.ops.aten._assert_async.msg(_is(tensor, branch.value), _message(branch))
 
 
 def _is(tensor: torch.Tensor, value: bool | int | float) -> torch.Tensor:
@@ -153,7 +158,7 @@ class _Reads(TorchFunctionMode):
         self._read = read
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _TRUTHS or (func is torch.Tensor.item and args[0].dtype == torch.bool):
+        if func in TRUTHS or (func is torch.Tensor.item and args[0].dtype == torch.bool):
             return self._read(func, args[0])
         if func in _WHOLE and not self._constants.knows(args[0]) and not _gives_fraction(func, args[0]):
             return self._read(func, args[0])
@@ -186,7 +191,7 @@ _COMPARED: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
     torch.Tensor.allclose: torch.isclose,
 }
 
-_TRUTHS = frozenset({torch.Tensor.__bool__, torch.Tensor.is_nonzero})
+TRUTHS = frozenset({torch.Tensor.__bool__, torch.Tensor.is_nonzero})
 _WHOLE = frozenset({torch.Tensor.__int__, torch.Tensor.__index__, torch.Tensor.__float__})
 
 
