@@ -103,6 +103,8 @@ class Careful(nn.Module):
             raise ValueError("not finite")
         if x.sum().isnan().item():
             raise ValueError("not a number")
+        if not 0 <= ids.sum().item() < 15:
+            raise ValueError("too many")
         return x.sin() + torch.autograd.grad(x.cos().sum(), x, create_graph=True)[0] * ids
 
 
@@ -120,6 +122,7 @@ def test_checks_that_raise_are_kept(target: str, tmp_path: Path) -> None:
         ((x, -ids), "ids < 0"),
         ((x, ids + 7), "ids < 9"),
         ((x, ids + 3), "ids != 5"),
+        ((x, ids * 3 - 1), "ids.sum"),
         ((infinite, ids), "isfinite"),
     ):
         with pytest.raises((ValueError, AssertionError)):

@@ -18,6 +18,7 @@ import functools
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -93,14 +94,14 @@ def follow(model: torch.nn.Module, branches: Sequence[Branch], *, of_numbers: bo
             assert_taken(tensor, branch)
             return branch.value
 
-        def decide(expression: torch.SymBool, where: str) -> bool:
+        def decide(expression: torch.SymBool, frame: FrameType) -> bool:
+            where = origin.line_of(frame)
             if not of_numbers:
                 raise SideEffectError(
                     f"{where}: compares a number read from a tensor; only the direct front end can check it at each call"
                 )
             branch = take(where)
-            expected = expression if branch.value else torch.sym_not(expression)
-            torch.ops.aten._assert_scalar.default(expected, _message(branch))
+            assert_decided(expression, branch)
             return bool(branch.value)
 
         constants = KnownConstants()
@@ -114,6 +115,12 @@ def follow(model: torch.nn.Module, branches: Sequence[Branch], *, of_numbers: bo
 def assert_taken(tensor: torch.Tensor, branch: Branch) -> None:
     """Assert in the graph that Python would read the value of ``branch`` from a tensor with one element."""
     torch.ops.aten._assert_async.msg(_is(tensor, branch.value), _message(branch))
+
+
+def assert_decided(expression: torch.SymBool, branch: Branch) -> None:
+    """Assert in the graph that a comparison of numbers read from tensors has the value of ``branch``."""
+    expected = expression if branch.value else torch.sym_not(expression)
+    torch.ops.aten._assert_scalar.default(expected, _message(branch))
 
 
 def _is(tensor: torch.Tensor, value: bool | int | float) -> torch.Tensor:

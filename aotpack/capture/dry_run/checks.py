@@ -22,9 +22,10 @@ from torch.overrides import TorchFunctionMode
 
 from ... import origin
 from ..._torch.api.constants import KnownConstants
-from .branches import TRUTHS, Branch, assert_taken
+from .branches import TRUTHS, Branch, assert_decided, assert_taken
+from .numbers import decided
 
-_OF_CONDITIONS = ("POP_JUMP", "TO_BOOL", "UNARY_NOT", "COPY", "CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN")
+_OF_CONDITIONS = ("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT", "COPY", "CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN")
 """Instructions after that which computes a condition. Their positions in the source are those of a whole statement."""
 _Place = tuple[int, int, int, int]
 """The line and column of an expression's start, and those of its end."""
@@ -34,8 +35,15 @@ _Place = tuple[int, int, int, int]
 def kept_checks() -> Iterator[None]:
     """Inside the block, truth values that are read only to raise an error are asserted."""
     constants = KnownConstants()
-    with constants, _Checks(constants):
+    with constants, _Checks(constants), decided(_asserted):
         yield
+
+
+def _asserted(expression: torch.SymBool, frame: FrameType) -> bool | None:
+    passing = passing_value(frame)
+    if passing is not None:
+        assert_decided(expression, Branch(passing, origin.line_of(frame)))
+    return passing
 
 
 class _Checks(TorchFunctionMode):
@@ -98,7 +106,7 @@ def _checks(path: str) -> dict[_Place, bool]:
 def _needed(test: ast.expr, *, value: bool) -> Iterator[tuple[_Place, bool]]:
     """The operands of a condition that must have one value for the condition to have ``value``.
 
-    Of ``a and b``, which is to be false, either may be false.
+    Of ``a and b`` or ``0 < a < b``, which are to be false, either part may be false.
     """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         yield from _needed(test.operand, value=not value)
@@ -106,7 +114,7 @@ def _needed(test: ast.expr, *, value: bool) -> Iterator[tuple[_Place, bool]]:
         if isinstance(test.op, ast.And) is value:
             for operand in test.values:
                 yield from _needed(operand, value=value)
-    else:
+    elif value or not isinstance(test, ast.Compare) or len(test.ops) == 1:
         yield (test.lineno, test.col_offset, test.end_lineno or 0, test.end_col_offset or 0), value
         if isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == "bool" and len(test.args) == 1:
             yield from _needed(test.args[0], value=value)

@@ -30,8 +30,8 @@ def numbered(report: Callable[[bool, str], None]) -> Callable[[Any], Any]:
     """
 
     def truth(value: bool) -> bool:
-        if line := _line():
-            report(value, line)
+        if (frame := _frame()) is not None:
+            report(value, origin.line_of(frame))
         return value
 
     class Truth(int):
@@ -62,13 +62,17 @@ def numbered(report: Callable[[bool, str], None]) -> Callable[[Any], Any]:
 
 
 @contextlib.contextmanager
-def decided(decide: Callable[[torch.SymBool, str], bool]) -> Iterator[None]:
-    """Let ``decide`` return the truth value when the model's code needs that of a data-dependent expression."""
+def decided(decide: Callable[[torch.SymBool, FrameType], bool | None]) -> Iterator[None]:
+    """Let ``decide`` return the truth value when the model's code, in a frame, needs that of a data-dependent expression.
+
+    None: torch decides.
+    """
     original = torch.SymBool.__bool__
 
     def truth(expression: torch.SymBool) -> bool:
-        line = _line() if shape_env.depends_on_data(expression) else ""
-        return decide(expression, line) if line else original(expression)  # type: ignore[no-untyped-call]
+        frame = _frame() if shape_env.depends_on_data(expression) else None
+        value = None if frame is None else decide(expression, frame)
+        return original(expression) if value is None else value  # type: ignore[no-untyped-call]
 
     def nonzero(number: torch.SymFloat) -> bool:
         return bool(number != 0.0)
@@ -77,12 +81,9 @@ def decided(decide: Callable[[torch.SymBool, str], bool]) -> Iterator[None]:
         yield
 
 
-def _line() -> str:
-    """Return the model's line that needs the truth value.
-
-    Empty if a function of torch or Python is called in between.
-    """
+def _frame() -> FrameType | None:
+    """Return the model's frame that needs the truth value; None if a function of torch or Python is called in between."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename in (torch.__file__, patching.__file__, __file__):
         frame = frame.f_back
-    return origin.line_of(frame) if frame is not None and origin.is_model(frame.f_code.co_filename) else ""
+    return frame if frame is not None and origin.is_model(frame.f_code.co_filename) else None
