@@ -16,6 +16,7 @@ import torch._dynamo
 from aotpack_loader.errors import Problem, UnsupportedError
 
 from ..api.counting import count_call
+from ..api.identity_caches import is_identity_cache
 from ..api.patching import hooked
 from .size_caches import Kept, kept
 
@@ -149,7 +150,8 @@ def _changes(graph: Any) -> Iterator[Change]:
             yield Change(source, read=False)  # a second run shows whether its value matters
             continue
         for attribute, value in effects.store_attr_mutations.get(variable, {}).items():
-            if not _is_unchanged(variable, attribute, value):
+            owner = getattr(variable, "value", None)
+            if not is_identity_cache(owner, attribute) and not _is_unchanged(variable, attribute, value):
                 names = {f"{source}.{attribute}", f"{source}.__dict__[{attribute!r}]"}
                 known = _known(variable, attribute, value)
                 yield Change(f"{source}.{attribute}", bool(names & read.keys()), *known)

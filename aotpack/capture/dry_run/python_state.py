@@ -21,6 +21,7 @@ import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
 from ... import origin
+from ..._torch.api.identity_caches import is_identity_cache
 from ..._torch.api.module_attributes import watched_attributes
 from ..._torch.tracing import fake_run
 
@@ -89,7 +90,8 @@ def _watched_attributes(model: torch.nn.Module, seen: Watched) -> Iterator[None]
         key = id(module), name
         old = module.__dict__.get(name, value)
         set_attribute(module, name, value)
-        if key in read and key[0] in names and isinstance(value, _PLAIN) and isinstance(old, _PLAIN) and value != old:
+        is_plain = isinstance(value, _PLAIN) and isinstance(old, _PLAIN) and not is_identity_cache(module, name)
+        if key in read and key[0] in names and is_plain and value != old:
             seen.changed.add(f"{names[key[0]]}.{name}".removeprefix("."))
         written.add(key)
 
