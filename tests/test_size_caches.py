@@ -126,6 +126,58 @@ def test_a_value_of_the_user_is_not_made_again(tmp_path: Path) -> None:
         aotpack.build(model, (torch.randn(3, 7),), out=tmp_path / "m", targets=("portable",), dynamic_shapes={"x": {1: TIME}})
 
 
+class Scale(torch.distributions.Transform, nn.Module):
+    """A transform with a parameter that keeps its last argument and result, as those of pyro do."""
+
+    domain = codomain = torch.distributions.constraints.real
+    bijective = True
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        torch.distributions.Transform.__init__(self, cache_size=1)
+        self.log_scale = nn.Parameter(torch.tensor(0.5))
+        self._cached_log_scale: Any = None
+
+    __hash__ = nn.Module.__hash__
+
+    def _call(self, x: Tensor) -> Tensor:
+        self._cached_log_scale = self.log_scale * 1
+        return x * self._cached_log_scale.exp()
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        self._cached_log_scale = self.log_scale * 1
+        return y / self._cached_log_scale.exp()
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        if x is not self._cached_x_y[0] or y is not self._cached_x_y[1]:
+            self(x)
+        return self._cached_log_scale.expand(x.shape)
+
+
+class Flow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = Scale(), Scale()
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal = torch.distributions.Normal(torch.zeros(()), torch.ones(()))
+        made: Tensor = torch.distributions.TransformedDistribution(normal, [self.first, self.last.inv]).log_prob(x)
+        return made
+
+
+@pytest.mark.parametrize("front_end", ["dynamo", "export", "trace"])
+def test_what_a_transform_keeps_for_its_argument_serves_one_call(front_end: Any, tmp_path: Path) -> None:
+    model, sizes = Flow(), {"x": {0: Dim("rows", min=1, max=99)}}
+    options: dict[str, Any] = {"targets": ("portable",), "methods": ("train",), "front_ends": (front_end,)}
+    aotpack.build(model, (torch.randn(5),), out=tmp_path / "m", dynamic_shapes=sizes, **options)
+    loaded = aotpack_loader.load(tmp_path / "m")
+    for x in (torch.randn(5), torch.randn(9)):
+        found, expected = loaded(x), model(x)
+        torch.testing.assert_close(found, expected)
+        pairs = [torch.autograd.grad(each.sum(), [*of.parameters()]) for each, of in ((found, loaded), (expected, model))]
+        torch.testing.assert_close(*pairs)
+
+
 def test_triangles_of_a_size_that_varies(tmp_path: Path) -> None:
     def model(x: Tensor) -> list[Tensor]:
         n = x.shape[0]
