@@ -213,12 +213,12 @@ def depends(first: Convention, second: Convention) -> list[list[int]]:
     partition.propagate_dependencies(second.backward, reach)
     gradients = partition.output_args(second.backward)
     leaves = sorted(p.leaf for p in first.method.primals if isinstance(p, schema.InputPrimal))
-    found: dict[Any, list[int]] = {}
+    found: dict[str, list[int]] = {}  # by repr: primals that list sizes have no hash
     for primal, own, position in zip(primals, tangents, second.described_backward.gradients, strict=True):
         if not own and position is not None:
             of = schema.InputPrimal(leaves[primal.leaf - count]) if isinstance(primal, schema.InputPrimal) else primal
-            found[of] = sorted(reach[gradients[position]])
-    return [found.get(primal, list(range(count))) for primal in first.method.primals]
+            found[repr(of)] = sorted(reach[gradients[position]])
+    return [found.get(repr(primal), list(range(count))) for primal in first.method.primals]
 
 
 def _draws(module: GraphModule | None) -> list[Node]:

@@ -159,6 +159,19 @@ def penalty_of_function(model: Any, args: Any, kwargs: Any) -> Any:
     return list(grads)
 
 
+def products(x: Tensor) -> Any:
+    """Products of rows without a factor of 0, with one and with two, and a loss for labels that are a constant."""
+    x = x * torch.tensor([[1.0, 1, 1], [0, 1, 1], [0, 0, 1]])
+    return x.prod(1), nn.functional.cross_entropy(x, torch.tensor([0, 1, 2]))
+
+
+def penalty_of_products(model: Any, args: Any, kwargs: Any) -> Any:
+    found, loss = model(*args)
+    (grad,) = torch.autograd.grad(found.sin().sum() + loss, args[0], create_graph=True)
+    grad.square().sum().backward()
+    return grad
+
+
 def view_of_intermediate(x: Tensor) -> Any:
     y = x.exp()
     return y[0], y.view(-1)
@@ -237,6 +250,14 @@ CASES: list[Case] = [
         calls=(Call(1, act=changed_between),),
     ),
     second("first derivatives as ever", Mlp, g(5, 3), calls=(Call(1), Call(2, grad=False), Call(3))),
+    case(
+        "second derivatives: products with factors of 0",
+        products,
+        g(3, 3),
+        calls=(Call(1, act=penalty_of_products),),
+        second_derivatives=True,
+        methods=("train",),
+    ),
     case("second derivatives: views of an intermediate", view_of_intermediate, g(2, 3), second_derivatives=True),
     case("second derivatives: an input is written to", writes, g(3), t(3), second_derivatives=True),
     second("a buffer that is read and overwritten", Counts, g(3)),

@@ -127,7 +127,8 @@ def _of_products(x: torch.Tensor, dim: int | None = None, keepdim: bool = False)
     def gradient(given: torch.Tensor, result: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
         if dim is not None and not keepdim:
             given, result = given.unsqueeze(dim), result.unsqueeze(dim)
-        quotients = (given * (result / x.to(given.dtype)).conj()).to(x.dtype)
+        factors = torch.where(x == 0, 1, x)  # a quotient by 0 is not used, but it would have a derivative of NaN
+        quotients = (given * (result / factors.to(given.dtype)).conj()).to(x.dtype)
         zeros = (x == 0).sum()
         return torch.where(zeros == 0, quotients, found if dim is not None else torch.where(zeros > 1, 0, found))
 
