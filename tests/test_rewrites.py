@@ -53,6 +53,26 @@ def chosen(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Any:
     return torch.where(mask, s, torch.full((), torch.finfo(s.dtype).min)).softmax(-1) @ v, k, v
 
 
+def beside_numbers(*given: Tensor) -> list[Tensor]:
+    """Halves that are combined with numbers of which they have no exact one."""
+    third = torch.tensor(0.3)
+    functions: list[Function] = [
+        lambda x: F.softshrink(x, 0.3),
+        lambda x: F.hardtanh(x, -0.3, 0.7),
+        lambda x: torch.div(x, 0.3, rounding_mode="floor"),
+        lambda x: torch.div(x, third, rounding_mode="floor"),
+        lambda x: torch.div(x, 0.3, rounding_mode="trunc"),
+        lambda x: torch.div(x, torch.full_like(x, 0.3), rounding_mode="trunc"),
+        lambda x: (x > third) * x + (x - third) + third / (x + 1),
+        lambda x: x.round(decimals=1),
+        lambda x: x.addcmul(x.flip(0), x, value=0.3),
+        lambda x: x.addcdiv(x.flip(0), x * x + 1, value=0.3),
+        lambda x: x.lerp(x.flip(0), 0.3),
+        lambda x: x / (x.std() + 1),
+    ]
+    return [f(x) for x in given for f in functions]
+
+
 HEADS, ROWS = qkv(2, 4, 6, 8), qkv(2, 6, 4, 8)
 SEEN = torch.tensor([[1, 2, 1, 0, 2, 1], [0] * 6])
 ATTENTION: dict[str, tuple[Function, Given]] = {
@@ -68,6 +88,7 @@ ATTENTION: dict[str, tuple[Function, Given]] = {
     "a row sees nothing": (chosen, (*ROWS, torch.ones(6, 6, dtype=torch.bool).tril(-1).view(1, 1, 6, 6))),
 }
 MATRICES = (draw(4, 5), draw(5, 6, seed=1), draw(4, 6, seed=2))
+BESIDE = torch.tensor([0.3, -0.3, 0.29985, 0.7, -0.7, 0.1, 2.46875, -0.0, 3.3, 10.99, 0.5, -2.46])
 EXTREMES = torch.tensor([math.inf, math.nan, -1.0, -0.0, 0.0])
 INDEX = torch.tensor([[1], [0], [3]])
 OTHERS: dict[str, tuple[Function, Given]] = {
@@ -112,6 +133,10 @@ OTHERS: dict[str, tuple[Function, Given]] = {
         lambda x: (torch.cat(x.split([1, 2, 3], 1), 1), torch.cat(x.split(2, 1), 0), torch.cat(x.split(2, 1)[::-1], 1)),
         (draw(4, 6),),
     ),
+    "numbers beside halves": (beside_numbers, (BESIDE.half(), BESIDE.bfloat16())),
+    "numbers out of range": (lambda x: (x + 1e5, x - 1e5, 1e5 - x, x + torch.tensor(1e5)), (torch.full((20,), -6e4).half(),)),
+    "roots of halves": (lambda *given: [f for x in given for f in (x**0.5, x**-0.5)], (EXTREMES.half(), EXTREMES.bfloat16())),
+    "moments of infinity": (lambda x: (*torch.std_mean(x, 1), *torch.var_mean(x, 0)), (draw(6, 9).log().neg(),)),
     "extremes of NaN": (lambda x: (x.amax(0), x.amax(), x.amin(1), x.amin()), (draw(64, 80).log(),)),
 }
 

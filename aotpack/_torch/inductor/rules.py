@@ -17,8 +17,10 @@ from torch._inductor.decomposition import decompositions
 from torch._prims_common import suggest_memory_format
 
 from ..api import negative_indices
+from ..api.moments import moments
 from ..api.torch_types import HALVES
 from ..tracing import eager_kernels
+from .half_rules import divided, rounded_once
 
 Rules = Mapping[Any, Callable[..., Any]]
 _SUMS: Final = (torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar)
@@ -44,7 +46,8 @@ def adapted(table: Rules) -> Rules:
     norms = {
         operator: _of_constants(rule) for operator, rule in table.items() if getattr(operator, "overloadpacket", None) in _NORMS
     }
-    return {operator: rule for operator, rule in table.items() if operator not in whole} | norms | ranges | dict(_OWN)
+    found = {operator: rule for operator, rule in table.items() if operator not in whole} | norms | ranges | dict(_OWN)
+    return found | rounded_once(found)
 
 
 def _of_constants(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,7 +97,7 @@ def _var(x: torch.Tensor, dim: list[int] | None = None, *, correction: float | N
     if x.dtype == torch.float64 or x.is_complex():
         return NotImplemented
     if x.dtype in HALVES:
-        return _moments(x, dim, correction, keepdim)[0].to(x.dtype)
+        return moments(x, dim, correction, keepdim)[0].to(x.dtype)
     return torch.var(x.double(), dim, correction=correction, keepdim=keepdim).to(x.dtype)
 
 
@@ -102,32 +105,7 @@ def _var_mean(x: torch.Tensor, dim: list[int] | None = None, *, correction: floa
     """``var_mean`` in ``float64``, unless a norm asks: its own rule is fast, and eager's norms use ``float32``, too."""
     if x.dtype == torch.float64 or x.is_complex() or (keepdim and correction == 0):
         return NotImplemented
-    if x.dtype in HALVES:
-        return tuple(found.to(x.dtype) for found in _moments(x, dim, correction, keepdim))
-    return tuple(found.to(x.dtype) for found in torch.var_mean(x.double(), dim, correction=correction, keepdim=keepdim))
-
-
-def _moments(
-    x: torch.Tensor, dim: list[int] | None, correction: float | None, keepdim: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Variance and mean in ``float64``, by two sums. Inductor has no vectors of ``float64`` for its own rule beside halves.
-
-    A mean that is not finite is NaN, as in eager's kernel.
-    """
-    wide, dims = x.double(), [*(dim or range(x.dim()))]
-    mean = wide.mean(dims, keepdim=True)
-    mean = mean - (mean - mean)
-    squares = (wide - mean).square().sum(dims, keepdim=keepdim)
-    count = math.prod(x.shape[each] for each in dims)
-    divisor = torch.sym_max(count - (1 if correction is None else correction), 0)
-    return squares / divisor, mean if keepdim else mean.view(squares.shape)
-
-
-def _div(x: torch.Tensor, divisor: Any, *, rounding_mode: str | None) -> Any:
-    """``div`` of halves towards zero, with the quotient in half precision, as in eager's kernel."""
-    if rounding_mode != "trunc" or torch.result_type(x, divisor) not in HALVES:
-        return NotImplemented
-    return torch.trunc(torch.div(x, divisor))
+    return tuple(found.to(x.dtype) for found in moments(x, dim, correction, keepdim))
 
 
 def _signbit(x: torch.Tensor) -> Any:
@@ -225,9 +203,15 @@ def _lerp(start: torch.Tensor, end: torch.Tensor, weight: Any) -> Any:
 
 
 def _pow(x: torch.Tensor, exponent: Any) -> Any:
-    """``x ** -0.5`` as eager computes it: -0.0 gives minus infinity, and minus infinity NaN."""
-    is_known = not isinstance(exponent, torch.SymFloat)
-    return torch.rsqrt(x) if is_known and exponent == -0.5 and x.is_floating_point() else NotImplemented
+    """``x ** -0.5`` as eager computes it: -0.0 gives minus infinity, and minus infinity NaN.
+
+    Of ``float16`` it is a power, as ``x ** 0.5`` is: -0.0 gives infinity or 0.0, and minus infinity 0.0 or infinity.
+    """
+    if isinstance(exponent, torch.SymFloat) or abs(exponent) != 0.5 or not x.is_floating_point():
+        return NotImplemented
+    if x.dtype == torch.float16:
+        return torch.pow(x, torch.full((), exponent, dtype=x.dtype, device=x.device))
+    return torch.rsqrt(x) if exponent < 0 else NotImplemented
 
 
 def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> Any:
@@ -302,7 +286,7 @@ _OWN: Rules = {
     torch.ops.aten.eye.default: lambda rows, **how: _eye(rows, rows, **how),
     torch.ops.aten.eye.m: _eye,
     torch.ops.aten._trilinear.default: _trilinear,
-    torch.ops.aten.div.Tensor_mode: _div,
+    torch.ops.aten.div.Tensor_mode: divided,
     torch.ops.aten.elu_backward.default: _elu_backward,
     torch.ops.aten.hardtanh_backward.default: _within,
     torch.ops.aten.hardshrink_backward.default: _outside,

@@ -64,6 +64,8 @@ KEPT_WHOLE: Final = (
     _aten.upsample_bilinear2d.default,
 )
 """Operators that are not decomposed before Inductor lowers a graph."""
+_SHRINKS: Final = (_aten.hardshrink.default, _aten.softshrink.default)
+"""Operators with gradients of their own. torch's rules above autograd are differentiated instead, after they rounded bounds."""
 
 
 def kept(*_: Any, **__: Any) -> Any:
@@ -73,11 +75,11 @@ def kept(*_: Any, **__: Any) -> Any:
 
 @contextlib.contextmanager
 def kept_above_autograd(decompositions: Mapping[Any, Any]) -> Iterator[None]:
-    """Trace the operators that ``decompositions`` keep without torch's rules above autograd, too."""
+    """Trace the operators that ``decompositions`` keep without torch's rules above autograd, too. The same goes for shrinks."""
     operators = {operator for operator, rule in decompositions.items() if rule is kept}
     pairs = [(getattr(_aten, name).vec, getattr(_aten, name).default) for name in _INTERPOLATIONS]
     rules = {composite: _sized(operator, rule_of(operator)) for composite, operator in pairs if operator in operators}
-    with unruled(operators), ruled(rules):
+    with unruled(operators.union(_SHRINKS)), ruled(rules):
         yield
 
 

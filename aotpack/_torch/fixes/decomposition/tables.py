@@ -9,6 +9,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...api.fake_tensors import stored_elements
+from ...api.moments import moments
 from ...api.torch_types import HALVES
 
 Table = dict[Any, Callable[..., Any]]
@@ -59,6 +60,8 @@ def _std(
     """The root of the variance in ``float64``, as in eager's kernel. The variance itself may be out of range."""
     if x.is_complex():
         return torch.var(x, dim, correction=correction, keepdim=keepdim).sqrt()
+    if x.dtype in HALVES:
+        return moments(x, dim, correction, keepdim)[0].sqrt().to(x.dtype)
     return torch.var(x.double(), dim, correction=correction, keepdim=keepdim).sqrt().to(x.dtype)
 
 
@@ -66,9 +69,11 @@ def _std_mean(
     x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`_std`, and the mean."""
-    variance, mean = torch.var_mean(x if x.is_complex() else x.double(), dim, correction=correction, keepdim=keepdim)
-    root = variance.sqrt()
-    return (root if x.is_complex() else root.to(x.dtype)), mean.to(x.dtype)
+    if x.is_complex():
+        variance, mean = torch.var_mean(x, dim, correction=correction, keepdim=keepdim)
+        return variance.sqrt(), mean
+    variance, mean = moments(x, dim, correction, keepdim)
+    return variance.sqrt().to(x.dtype), mean.to(x.dtype)
 
 
 def _threshold_backward(gradient: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:

@@ -123,11 +123,12 @@ def round_constants() -> Iterator[None]:
         wide = {number.dtype, dtype} <= _INTEGERS and dtype.itemsize >= number.dtype.itemsize
         return convert(number, dtype, *args, **kwargs) if wide or number.is_constant() else NotImplemented
 
-    def finite(self: Any, name: str, *given: Any) -> Any:
-        found = propagate(self, name, *given)
+    def finite(self: Any, name: str, args: Any, given: Any) -> Any:
+        found = propagate(self, name, args, given)
         number = found.value if getattr(found, "is_symbolic", False) else None
-        endless = number is not None and number.is_constant() and not math.isfinite(number.expr)
-        return self.fallback(name, *given) if endless else found
+        if number is None or not number.is_constant() or math.isfinite(number.expr):
+            return found
+        return self.fallback(name, (float(number.expr), *args[1:]) if name == "constant" else args, given)
 
     def bounded_if_finite(value: Any, dtype: torch.dtype) -> Any:
         return bounded(math.nan if isinstance(value, float) and math.isinf(value) else value, dtype)

@@ -12,8 +12,10 @@ from typing import Any, Final
 import torch
 from torch._inductor import ir, lowering
 from torch._inductor.virtualized import ops
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 from torch.fx import Node
 
+from ...api.nodes import value_of
 from ...api.torch_types import HALVES
 
 _EXACT: Final = {
@@ -42,14 +44,39 @@ def rounded(node: Node, result: Any) -> Any:
 
 
 def with_numbers(node: Node, args: tuple[Any, ...], call: Callable[[tuple[Any, ...]], Any]) -> Any:
-    """What ``call`` makes of the arguments of ``node``: in float32, if it combines a half type with a number."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.dtype not in HALVES or _name(node) not in _KEEPS_NUMBERS:
+    """What ``call`` makes of the arguments of ``node``, if it combines a half type with numbers of a wider type.
+
+    Products and quotients are computed in float32. Other operators round the number first: Inductor casts a tensor without
+    dimensions in the loop, where it keeps all digits.
+    """
+    dtype = _common_type(node)
+    if dtype not in HALVES:
         return call(args)
-    if node.kwargs or len(args) != 2 or not any(map(_is_number, args)):
-        return call(args)
+    if _name(node) not in _KEEPS_NUMBERS:
+        return call(tuple(_rounded_number(arg, dtype) for arg in args))
+    numbers = args[1:] if _name(node) == "div" else args
+    if node.kwargs or len(args) != 2 or not any(map(_is_number, numbers)):
+        return call(tuple(_rounded_number(arg, dtype) for arg in args))
     widened = tuple(lowering.to_dtype(arg, torch.float32) if isinstance(arg, ir.TensorBox) else arg for arg in args)
-    return lowering.to_dtype(call(widened), value.dtype)
+    return lowering.to_dtype(call(widened), dtype)
+
+
+def _common_type(node: Node) -> torch.dtype | None:
+    """The type in which an operator combines the elements of its arguments. None: it does not."""
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.pointwise not in node.target.tags:
+        return None
+    values = [value_of(arg) if isinstance(arg, Node) else arg for arg in node.args]
+    elements = [value for value in values if isinstance(value, torch.Tensor | bool | int | float | complex)]
+    if not any(isinstance(value, torch.Tensor) for value in elements):
+        return None
+    return elementwise_dtypes(*elements, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]
+
+
+def _rounded_number(arg: Any, dtype: torch.dtype) -> Any:
+    """A tensor without dimensions in a half type, rounded. Others are as they were."""
+    if not isinstance(arg, ir.TensorBox) or arg.get_size() or arg.get_dtype() not in (torch.float32, torch.float64):
+        return arg
+    return lowering.to_dtype(arg, dtype, copy=True, use_compute_types=False)
 
 
 def _is_number(arg: Any) -> bool:
