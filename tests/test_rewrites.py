@@ -135,6 +135,14 @@ OTHERS: dict[str, tuple[Function, Given]] = {
     ),
     "numbers beside halves": (beside_numbers, (BESIDE.half(), BESIDE.bfloat16())),
     "numbers out of range": (lambda x: (x + 1e5, x - 1e5, 1e5 - x, x + torch.tensor(1e5)), (torch.full((20,), -6e4).half(),)),
+    "losses out of range": (
+        lambda x: [
+            loss(x, -x / size, reduction=how)
+            for loss, size in ((F.mse_loss, -1.01), (F.smooth_l1_loss, 1), (F.huber_loss, 1))
+            for how in ("mean", "sum", "none")
+        ],
+        (torch.tensor([4e4] + [0.1] * 20).half(),),
+    ),
     "roots of halves": (lambda *given: [f for x in given for f in (x**0.5, x**-0.5)], (EXTREMES.half(), EXTREMES.bfloat16())),
     "moments of infinity": (lambda x: (*torch.std_mean(x, 1), *torch.var_mean(x, 0)), (draw(6, 9).log().neg(),)),
     "extremes of NaN": (lambda x: (x.amax(0), x.amax(), x.amin(1), x.amin()), (draw(64, 80).log(),)),

@@ -18,11 +18,13 @@ _OPERATORS: Final = (
     *(_aten.addcdiv.default, _aten.addcmul.default, _aten.hardtanh_backward.default, _aten.lerp.Scalar, _aten.lerp.Tensor),
     *(_aten.round.decimals, _aten.softshrink.default),
 )
+_LOSSES: Final = (_aten.huber_loss.default, _aten.mse_loss.default, _aten.smooth_l1_loss.default, _aten.soft_margin_loss.default)
 
 
 def rounded_once(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
-    """Rules for these operators. Those of ``table`` are for other types."""
-    return {operator: _in_float32(operator, table.get(operator)) for operator in _OPERATORS}
+    """Rules for these operators, and for losses. Those of ``table`` are for other types."""
+    found = {operator: _in_float32(operator, table.get(operator)) for operator in _OPERATORS}
+    return found | {operator: _reduced(operator, table.get(operator)) for operator in _LOSSES}
 
 
 def _in_float32(operator: Any, rule: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -32,6 +34,18 @@ def _in_float32(operator: Any, rule: Callable[..., Any] | None) -> Callable[...,
             wide = [arg.float() if isinstance(arg, torch.Tensor) else arg for arg in args]
             return operator(*wide, **given).to(kinds.pop())
         return NotImplemented if rule is None else rule(*args, **given)
+
+    return computed
+
+
+def _reduced(operator: Any, rule: Callable[..., Any] | None) -> Callable[..., Any]:
+    """A loss of halves whose elements are rounded before their mean or sum: one of them may overflow."""
+
+    def computed(x: torch.Tensor, target: torch.Tensor, reduction: int = 1, *rest: Any, **given: Any) -> Any:
+        if reduction and torch.result_type(x, target) in HALVES:
+            losses = operator(x, target, 0, *rest, **given)
+            return losses.mean() if reduction == 1 else losses.sum()
+        return NotImplemented if rule is None else rule(x, target, reduction, *rest, **given)
 
     return computed
 
