@@ -345,9 +345,8 @@ def compile_bundle(
         opened = reopen.program_for(opened, chosen)
         trusted = decide_trust(opened.digest, trust, opened)
         with run.stage("restore"):
-            program = opened.program
             graphs = specialize(reopen.graphs_of(opened), specializations)
-            graphs = of_updates(graphs, program.optimizers.values(), program.state)
+            graphs = of_updates(graphs, opened.program.optimizers.values(), opened.program.state)
         requested = AttachmentRequest(
             provenance,
             sbom,
