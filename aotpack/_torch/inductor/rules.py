@@ -17,6 +17,7 @@ from torch._inductor.decomposition import decompositions
 from torch._prims_common import suggest_memory_format
 
 from ..api import negative_indices
+from ..api.margins import soft_margin_loss_backward
 from ..api.moments import moments
 from ..api.torch_types import HALVES
 from ..tracing import eager_kernels
@@ -161,14 +162,6 @@ def _smooth_l1_loss_backward(
     return norm * slope
 
 
-@pw_cast_for_opmath
-def _soft_margin_loss_backward(gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int = 1) -> torch.Tensor:
-    """The gradient of ``soft_margin_loss`` by eager's formula, which is NaN where the exponential is infinite."""
-    power = torch.exp(-target * x)
-    slope = -target * power / (power + 1) * gradient
-    return slope / x.numel() if reduction == 1 else slope
-
-
 def _nll_loss_backward(
     torchs: Callable[..., torch.Tensor],
     gradient: torch.Tensor,
@@ -291,7 +284,7 @@ _OWN: Rules = {
     torch.ops.aten.hardtanh_backward.default: _within,
     torch.ops.aten.hardshrink_backward.default: _outside,
     torch.ops.aten.softshrink_backward.default: _outside,
-    torch.ops.aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
+    torch.ops.aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
     torch.ops.aten.hardswish_backward.default: _hardswish_backward,
     torch.ops.aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
     torch.ops.aten.index_fill.int_Scalar: _index_fill,

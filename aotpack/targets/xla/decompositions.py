@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..._torch.api.margins import soft_margin_loss_backward
 from ..._torch.api.recurrent import lstm_layer
 from ..._torch.tracing.aot_autograd import Decompositions
 from ..._torch.tracing.decompose import all_decompositions
@@ -200,6 +201,7 @@ _OWN: dict[Any, Any] = {
     aten.rrelu_with_noise_functional.default: _rrelu,
     aten._weight_norm_interface_backward.default: _weight_norm_backward,
     aten.native_dropout.default: _dropout,
+    aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
     aten.native_dropout_backward.default: _dropout_backward,
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention.attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention.attention_backward,
