@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,15 @@ import aotpack
 from aotpack.capture import flags_read
 from aotpack_loader import load
 from aotpack_loader.errors import BranchError, BuildError, CaptureError, ModeError
+
+
+@pytest.fixture(autouse=True)
+def checks_of_distributions() -> Iterator[None]:
+    """They are on, as in a fresh process: the first ``torch.compile`` of one turns them off."""
+    before = distributions.Distribution._validate_args
+    distributions.Distribution.set_default_validate_args(True)
+    yield
+    distributions.Distribution.set_default_validate_args(before)
 
 
 class Checked(nn.Module):
