@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,7 +162,18 @@ class Either(nn.Module):
         return x * 3
 
 
-@pytest.mark.parametrize("model", [Caught(), Either()])
+class Suppressed(nn.Module):
+    """Its errors are no errors of the call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with contextlib.suppress(ValueError):
+            if (x > 3).any():
+                raise ValueError
+            x = x * 2
+        return x * 3
+
+
+@pytest.mark.parametrize("model", [Caught(), Suppressed(), Either()])
 def test_what_does_not_only_raise_is_a_branch(model: nn.Module, tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"a Python branch depends on the value of a tensor(.|\n)*test_branches"):
         aotpack.build(model, (torch.ones(3, requires_grad=True),), out=tmp_path / "m", targets=("portable",))

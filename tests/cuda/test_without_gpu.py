@@ -27,7 +27,7 @@ if find_spec("triton") is not None:
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = """
-    import json, sys
+    import json, re, sys
     from pathlib import Path
     import torch
     from torch import nn
@@ -84,9 +84,9 @@ BUILD = """
         finished = lowering._CudaLibrary.finished
 
         def edited(library, wrapper):
-            text = finished(library, wrapper)
-            assert old in text, text[-3000:]
-            return text.replace(old, new)
+            text, count = re.subn(old, new, finished(library, wrapper))
+            assert count, text[-3000:]
+            return text
 
         lowering._CudaLibrary.finished = edited
     model, inputs = made(name)
@@ -166,10 +166,27 @@ def test_a_step_as_in_eager(tmp_path: Path, run: Run, name: str) -> None:
     assert worst < 2e-6
 
 
-def test_another_grid_in_host_code_is_seen(tmp_path: Path, run: Run) -> None:
+PLANTED = {
+    "another grid": (r"uint32_t grid_0 = xnumel;->uint32_t grid_0 = xnumel + 1;", "blocks, and its rule gives"),
+    "other threads": (r"grid_2, \d+, AOTPACK->grid_2, 16, AOTPACK", "is launched with 512 threads"),
+    "another number of elements": (r"(int32_t var_\d+ = xnumel);->\1 + 1000000;", "blocks, and its rule gives"),
+    "a missing argument": (r"(CUdeviceptr var_\d+ = )reinterpret_cast<CUdeviceptr>\(in_ptr0.data_ptr\(\)\)->\g<1>0", "is at 0x0"),
+}
+"""Faults of the code that launches kernels, as changes of its source, and what is seen of them."""
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_fault_in_host_code_is_seen(tmp_path: Path, run: Run, name: str) -> None:
+    edit, seen = PLANTED[name]
     bundle = tmp_path / "m.aotpack"
-    run(BUILD, "Mlp", bundle, "uint32_t grid_0 = xnumel;->uint32_t grid_0 = xnumel + 1;", "cuda:sm80")
-    run(RUN, "Mlp", bundle, refused="blocks, and its rule gives", TRITON_INTERPRET="1")
+    run(BUILD, "Mlp", bundle, edit, "cuda:sm80")
+    run(RUN, "Mlp", bundle, refused=seen, TRITON_INTERPRET="1")
+
+
+def test_swapped_arguments_give_other_numbers(tmp_path: Path, run: Run) -> None:
+    bundle = tmp_path / "m.aotpack"
+    run(BUILD, "Mlp", bundle, r"\{(&var_\d+), (&var_\d+), (&var_\d+), (&var_\d+)->{\2, \1, \3, \4", "cuda:sm80")
+    assert run(RUN, "Mlp", bundle, TRITON_INTERPRET="1")[0] > 1e-3
 
 
 def test_builds_for_several_architectures(tmp_path: Path, run: Run) -> None:

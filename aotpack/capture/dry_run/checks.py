@@ -79,19 +79,24 @@ def passing_value(frame: FrameType) -> bool | None:
     while i and dis.opname[code.co_code[2 * i]].startswith(_OF_CONDITIONS):
         i -= 1
     line, end_line, column, end_column = next(itertools.islice(code.co_positions(), i, None))
-    return _checks(code.co_filename).get((line or 0, column or 0, end_line or 0, end_column or 0))
+    functions, checks = _checks("".join(linecache.getlines(code.co_filename)))
+    is_its_source = (code.co_name, code.co_firstlineno) in functions  # the file may have changed since
+    return checks.get((line or 0, column or 0, end_line or 0, end_column or 0)) if is_its_source else None
 
 
 @cache
-def _checks(path: str) -> dict[_Place, bool]:
-    """The expressions of a source file that are checked, with the values that raise no error."""
+def _checks(source: str) -> tuple[frozenset[tuple[str, int]], dict[_Place, bool]]:
+    """The functions of a source with their first lines, and the expressions that are checked with the values that pass."""
     try:
-        tree = ast.parse("".join(linecache.getlines(path)))
+        tree = ast.parse(source)
     except SyntaxError:  # no Python that this one reads
-        return {}
+        return frozenset(), {}
+    functions: set[tuple[str, int]] = set()
     found: dict[_Place, bool] = {}
-    caught = {id(each) for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers for each in ast.walk(node)}
+    caught = {id(each) for node in ast.walk(tree) if _catches(node) for each in ast.walk(node)}
     for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            functions.add((node.name, min([node.lineno, *(each.lineno for each in node.decorator_list)])))
         if id(node) in caught:
             continue
         if isinstance(node, ast.Assert):
@@ -100,7 +105,14 @@ def _checks(path: str) -> dict[_Place, bool]:
             found |= dict(_needed(node.test, value=False))
         elif isinstance(node, ast.If) and node.orelse and isinstance(node.orelse[-1], ast.Raise):
             found |= dict(_needed(node.test, value=True))
-    return found
+    return frozenset(functions), found
+
+
+def _catches(node: ast.AST) -> bool:
+    """Whether an error inside a statement may not leave it."""
+    if isinstance(node, ast.With):
+        return any("suppress" in ast.dump(item.context_expr) for item in node.items)
+    return isinstance(node, ast.Try) and bool(node.handlers)
 
 
 def _needed(test: ast.expr, *, value: bool) -> Iterator[tuple[_Place, bool]]:

@@ -23,5 +23,6 @@ def branch_error(error: RuntimeError) -> BranchError:
     return BranchError(
         "A Python branch of the model differs from the one that was traced on the example inputs.",
         [Problem(where, found)],
-        hint="Nothing was written to. Use torch.where or torch.cond there, or build a bundle with inputs like these.",
+        hint="Nothing was written to. If the model raises an error there, these inputs are not for it. Otherwise use torch.where "
+        "or torch.cond there, or build a bundle with inputs like these.",
     )
