@@ -30,13 +30,9 @@ from ..refusals.changes import Change, as_written, refuse_changes, refuse_kept, 
 from ..refusals.size_caches import NEAR
 from .state_assignments import ASSIGNS_STATE, SideEffectError
 
-_WANTED = {"enable_dynamo_decompositions": False, "trace_autograd_ops": True}
-_AS_IN_EAGER = {name: value for name, value in _WANTED.items() if hasattr(torch._dynamo.config, name)}
-"""``addcmul_`` and similar operators are not decomposed: their decompositions round differently.
-
-Gradients that a model computes itself are traced. Models that also read numbers from tensors with ``int()`` have no other
-front end.
-"""
+_SIMPLER = "enable_dynamo_decompositions"
+_AS_IN_EAGER = {_SIMPLER: False} if hasattr(torch._dynamo.config, _SIMPLER) else {}
+"""``addcmul_`` and similar operators are not decomposed: their decompositions round differently."""
 
 
 def capture_with_dynamo(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
