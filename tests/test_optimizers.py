@@ -86,7 +86,7 @@ def largest_difference(one: torch.optim.Optimizer, other: torch.optim.Optimizer)
             pairs = [(p, q), *((one.state[p][key], other.state[q][key]) for key in one.state[p])]
             for x, y in pairs:
                 x, y = (torch.as_tensor(value).detach().double() for value in (x, y))
-                found.append(float(((x - y).abs() / (1e-2 + x.abs())).max()))
+                found += ((x - y).abs() / (1e-2 + x.abs())).flatten().tolist()
     return max(found)
 
 

@@ -39,7 +39,7 @@ class BySize:
         self.codes = codes
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        return self.codes[max(x.numel() for x in inputs)](inputs)
+        return self.codes[next(x.numel() for x in inputs if x.dim())](inputs)  # numbers have no dimensions
 
 
 OpenUpdate = Callable[[str], OpenedUpdate]
