@@ -129,7 +129,6 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
     "maximum": jnp.maximum,
     "minimum": jnp.minimum,
     "mul.Tensor mul.Scalar": jnp.multiply,
-    "nextafter": jnp.nextafter,
     "remainder.Tensor remainder.Scalar remainder.Scalar_Tensor": _remainder,
     "special_zeta": special.zeta,
 }
@@ -144,10 +143,16 @@ _TESTS: dict[str, Callable[[Array], Array]] = {
 RULES |= {operators(name)[0]: lambda node, x, f=function: f(x) for name, function in _TESTS.items()}
 
 
+@rule("nextafter")
+def _next(node: Node, x: Array, y: Array) -> Array:
+    dtype = dtype_of(node)
+    return jnp.nextafter(array(x, dtype), array(y, dtype))
+
+
 @rule("add.Tensor add.Scalar")
 def _add(node: Node, x: Any, y: Any, alpha: Any = 1) -> Array:
     dtype = dtype_of(node)
-    x, y = array(x, wide(dtype)), array(y, wide(dtype))
+    x, y = _terms(dtype, x, y)
     if dtype == jnp.bool_:
         return x | (y if alpha else jnp.zeros_like(y))
     return cast(x + (y if alpha == 1 else y * array(alpha, y.dtype)), dtype)
@@ -155,20 +160,30 @@ def _add(node: Node, x: Any, y: Any, alpha: Any = 1) -> Array:
 
 @rule("sub.Tensor sub.Scalar")
 def _subtract(node: Node, x: Any, y: Any, alpha: Any = 1) -> Array:
-    dtype = wide(dtype_of(node))
-    y = array(y, dtype)
-    return cast(array(x, dtype) - (y if alpha == 1 else y * array(alpha, dtype)), dtype_of(node))
+    dtype = dtype_of(node)
+    x, y = _terms(dtype, x, y)
+    return cast(x - (y if alpha == 1 else y * array(alpha, y.dtype)), dtype)
+
+
+def _terms(dtype: Any, *values: Any) -> tuple[Array, ...]:
+    """The terms of a sum: eager rounds each to the type of the result, a number too, and adds half types in float32."""
+    return tuple(array(array(value, dtype), wide(dtype)) for value in values)
 
 
 @rule("div.Tensor_mode div.Scalar_mode")
 def _divide(node: Node, x: Any, y: Any, rounding_mode: str | None = None) -> Array:
-    dtype = dtype_of(node)
+    dtype, several = dtype_of(node), getattr(y, "ndim", 0) > 0
     x, y = jnp.broadcast_arrays(array(x, wide(dtype)), array(y, wide(dtype)))
     if rounding_mode is None:
         return cast(x / y, dtype)
     if is_integer(dtype):
         return lax.div(x, y) if rounding_mode == "trunc" else jnp.floor_divide(x, y)
-    return cast(jnp.trunc(x / y) if rounding_mode == "trunc" else _floor_divide(x, y), dtype)
+    if rounding_mode == "floor":
+        return cast(_floor_divide(x, y), dtype)
+    quotient = x / y
+    return cast(
+        jnp.trunc(cast(quotient, dtype) if several else quotient), dtype
+    )  # eager rounds first unless it divides by a number
 
 
 def _floor_divide(x: Array, y: Array) -> Array:
