@@ -24,6 +24,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,13 @@ def _seconds() -> Mapping[str, int]:
     return json.loads(_SECONDS.read_text()) | (json.loads(path.read_text()) if path is not None and path.exists() else {})
 
 
+def _write(path: Path, found: Mapping[str, Any]) -> None:
+    """Write a file that other runs may read or write, too."""
+    temporary = path.with_name(f"{path.name}-{os.getpid()}")
+    temporary.write_text(json.dumps(found))
+    temporary.replace(path)
+
+
 def note_run(reports: Iterable[pytest.TestReport], passed: bool) -> None:
     """After a run: write what its tests took. A run of a commit that passed notes its files, too."""
     seconds = defaultdict[str, float](float)
@@ -74,10 +82,10 @@ def note_run(reports: Iterable[pytest.TestReport], passed: bool) -> None:
         others = {test: took for test, took in json.loads(_SECONDS.read_text()).items() if test.partition("::")[0] not in ran}
         _SECONDS.write_text(json.dumps(dict(sorted((others | found).items())), indent=1) + "\n")
     elif path := _kept("seconds.json"):
-        path.write_text(json.dumps(_seconds() | found))
+        _write(path, _seconds() | found)
     if passed and (path := _kept("files.json")):
         ran = {report.nodeid.partition("::")[0] for report in reports}
-        path.write_text(json.dumps(_files_of_last_run(path) | {file: _hashes(file) for file in sorted(ran)}))
+        _write(path, _files_of_last_run(path) | {file: _hashes(file) for file in sorted(ran)})
 
 
 def has_changed(file: str) -> bool:
