@@ -156,9 +156,11 @@ class LoadedOptimizer(Optimizer):
                     continue
                 row = update.rows[i] = update.row(parameter, state)
                 (first if parameter in begun and group.first else rows).append(row)
-            for chosen, given in ((first, {**tensors, **group.first_tensors(update.scalars)}), (rows, tensors)):
-                if chosen:
-                    update.run(chosen, [given[path] for path in update.numbers])
+            if first:
+                given = {**tensors, **_tensors(group.first, update.scalars)}
+                update.run(first, [given[path] for path in update.numbers])
+            if rows:
+                update.run(rows, [tensors[path] for path in update.numbers])
         return loss
 
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -333,10 +335,6 @@ class _Group:
         if self._last[0] != (numbers, device):
             self._last = (numbers, device), _tensors(numbers, device)
         return self._last[1]
-
-    def first_tensors(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """The numbers of the step that creates a state, in place of the group's."""
-        return _tensors(self.first, device)
 
 
 def _items(name: str, value: Any) -> dict[str, Any]:
