@@ -165,7 +165,7 @@ class _Reads(TorchFunctionMode):
         self._read = read
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in TRUTHS or (func is torch.Tensor.item and args[0].dtype == torch.bool):
+        if reads_truth(func, args):
             return self._read(func, args[0])
         if func in _WHOLE and not self._constants.knows(args[0]) and not _gives_fraction(func, args[0]):
             return self._read(func, args[0])
@@ -198,8 +198,13 @@ _COMPARED: dict[Callable[..., Any], Callable[..., torch.Tensor]] = {
     torch.Tensor.allclose: torch.isclose,
 }
 
-TRUTHS = frozenset({torch.Tensor.__bool__, torch.Tensor.is_nonzero})
+_TRUTHS = frozenset({torch.Tensor.__bool__, torch.Tensor.is_nonzero})
 _WHOLE = frozenset({torch.Tensor.__int__, torch.Tensor.__index__, torch.Tensor.__float__})
+
+
+def reads_truth(function: Any, args: Sequence[Any]) -> bool:
+    """Whether a function of torch with these arguments gives Python the truth value of a tensor."""
+    return function in _TRUTHS or (function is torch.Tensor.item and args[0].dtype == torch.bool)
 
 
 def _gives_fraction(function: Any, tensor: torch.Tensor) -> bool:

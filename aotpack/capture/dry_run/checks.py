@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from ... import origin
 from ..._torch.api.constants import KnownConstants
-from .branches import TRUTHS, Branch, assert_decided, assert_taken
+from .branches import Branch, assert_decided, assert_taken, reads_truth
 from .numbers import decided
 
 _OF_CONDITIONS = ("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT", "COPY", "CACHE", "EXTENDED_ARG", "NOP", "NOT_TAKEN")
@@ -54,8 +54,7 @@ class _Checks(TorchFunctionMode):
         self._constants = constants
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        reads = func in TRUTHS or (func is torch.Tensor.item and args[0].dtype == torch.bool)
-        if reads and not self._constants.knows(args[0]):
+        if reads_truth(func, args) and not self._constants.knows(args[0]):
             frame = _reader()
             passing = None if frame is None else passing_value(frame)
             if frame is not None and passing is not None:
