@@ -29,6 +29,7 @@ from .cases import (
     python,
     random,
     recompute,
+    refused_arguments,
     second,
     shapes,
     sparse_gradients,
@@ -42,6 +43,7 @@ CASES += [*shapes.CASES, *unbacked.CASES, *calling.CASES]
 CASES += [*control_flow.CASES, *python.CASES, *random.CASES, *recompute.CASES, *second.CASES, *subclasses.CASES, *overlaps.CASES]
 CASES += [*layouts.CASES, *compiled.CASES, *as_strided.CASES, *own_gradients.CASES, *sparse_gradients.CASES, *masks.CASES]
 CASES += [*gradient_writes.CASES, *hooked_views.CASES, *losses.CASES, *assignments.CASES, *metadata.CASES, *numbers.CASES]
+CASES += refused_arguments.CASES
 
 _NO_FRONT_END = "No front end could trace"
 
@@ -96,7 +98,7 @@ REFUSED: dict[str, str] = {
     **gradient_writes.REFUSED,
     **hooked_views.REFUSED,
     **assignments.REFUSED,
-    **numbers.REFUSED,
+    **refused_arguments.REFUSED,
     "identity: a model that asks where its argument begins": r"reads the storage_offset.*cases/identity.py:\d+",
     # Eager's own backward raises as well.
     "input mutation: under no_grad, after use": r"backward fails on.*modified by an inplace operation.*own error in eager",

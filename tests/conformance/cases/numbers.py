@@ -1,9 +1,8 @@
-"""Numbers: constants, types that are computed in, ranges, and arguments that eager's kernels refuse."""
+"""Numbers: constants, types that are computed in, and ranges."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -235,49 +234,6 @@ _ONE_NAN = torch.where(torch.arange(84) == 23, _NAN, torch.linspace(-1, 1, 84)).
 _FACTORS = torch.tensor([[1e30, 1e30, 1e-30, 1e-30], [_INF, 1.0, 2.0, 3.0], [_NAN, 1.0, -1.0, 0.5], [3.0, 4.0, 5.0, 6.0]])
 _SMALL = torch.tensor([0.0, 1.0, -2.0, 300.0, 6e-5, 6e-8] * 6)
 _AT_THRESHOLD = torch.tensor([0.3, 0.31, 0.2, 0.5])
-_REFUSED: dict[str, tuple[Callable[..., object], tuple[Tensor, ...], str]] = {
-    "celu, alpha 0": (lambda x: F.celu(x, 0.0), (torch.ones(3),), "alpha cannot be 0"),
-    "smooth_l1_loss, a negative beta": (
-        lambda x: F.smooth_l1_loss(x, x + 1, beta=-1.0),
-        (torch.ones(3),),
-        "negative values for beta",
-    ),
-    "huber_loss, a negative delta": (lambda x: F.huber_loss(x, x + 1, delta=-1.0), (torch.ones(3),), "delta"),
-    "addmm, a product that grows": (
-        torch.addmm,
-        (torch.ones(5, 1), torch.ones(1, 1), torch.ones(1, 1)),
-        "must match the existing size",
-    ),
-    "addmv, a product that grows": (torch.addmv, (torch.ones(5), torch.ones(1, 2), torch.ones(2)), "size mismatch"),
-    "addmv of booleans": (
-        torch.addmv,
-        tuple(torch.ones(n, dtype=torch.bool) for n in ((2,), (2, 3), (3,))),
-        "not implemented for 'Bool'",
-    ),
-    "dot of booleans": (torch.dot, (torch.ones(3, dtype=torch.bool),) * 2, "not implemented for 'Bool'"),
-    "logcumsumexp of a whole number": (lambda x: torch.logcumsumexp(x, 0), (torch.tensor(3),), "not implemented for 'Long'"),
-    "frac of whole numbers": (torch.frac, (torch.ones(3, dtype=torch.int64),), "not implemented for 'Long'"),
-    "silu of whole numbers": (F.silu, (torch.ones(3, dtype=torch.int64),), "not implemented for 'Long'"),
-    "softmax of whole numbers": (lambda x: x.softmax(0), (torch.ones(3, dtype=torch.int64),), "not implemented for 'Long'"),
-    "gelu of complex numbers": (F.gelu, (torch.ones(3, dtype=torch.complex64),), "not implemented for 'ComplexFloat'"),
-    "nansum of complex numbers": (torch.nansum, (torch.ones(3, dtype=torch.complex64),), "does not support complex"),
-    "std of whole numbers": (torch.std, (torch.ones(3, dtype=torch.int64),), "only support floating point"),
-    "threshold of booleans": (lambda x: F.threshold(x, 1, 2), (torch.ones(3, dtype=torch.bool),), "not implemented for 'Bool'"),
-    "avg_pool1d of booleans": (lambda x: F.avg_pool1d(x, 2), (torch.ones(2, 4, dtype=torch.bool),), "not implemented for 'Bool'"),
-    "hardshrink, a threshold out of range": (lambda x: F.hardshrink(x, 1e30), (torch.ones(3).half(),), "without overflow"),
-    "binary_cross_entropy, whole targets": (F.binary_cross_entropy, (torch.ones(3), torch.ones(3).long()), "Found dtype Long"),
-    "arange of booleans": (lambda x: x + torch.arange(2, dtype=torch.bool), (torch.ones(2),), "not implemented for 'Bool'"),
-    "logaddexp of whole numbers": (torch.logaddexp, (torch.ones(3, dtype=torch.int64),) * 2, "not implemented for 'Long'"),
-    "multi_margin_loss of half precision": (
-        F.multi_margin_loss,
-        (torch.ones(2, 3).half(), torch.tensor([0, 1])),
-        "not implemented for 'Half'",
-    ),
-    "clamp of booleans": (torch.clamp, (torch.ones(3, dtype=torch.bool),) * 3, "not implemented for 'Bool'"),
-    "cov, weights of another length": (lambda x, w: torch.cov(x, aweights=w), (torch.ones(2, 3), torch.ones(1)), "same numel"),
-    "cov, real frequencies": (lambda x, w: torch.cov(x, fweights=w), (torch.ones(2, 3), torch.ones(3)), "integral"),
-}
-REFUSED = {f"numbers: {name} (eager raises)": message for name, (_, _, message) in _REFUSED.items()}
 
 
 def complex_leaf(generator: torch.Generator) -> Tensor:
@@ -403,5 +359,4 @@ CASES: list[Case] = [
         )
         for target in ("portable", "cpu")
     ),
-    *(case(f"numbers: {name} (eager raises)", function, *map(const, given)) for name, (function, given, _) in _REFUSED.items()),
 ]

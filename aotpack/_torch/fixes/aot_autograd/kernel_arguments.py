@@ -27,13 +27,14 @@ from .overlaps import is_plain
 
 _OF_ONE_TYPE = re.compile(
     r"add(bmm|mm|mv|r)|baddbmm|binary_cross_entropy|bmm|chain_matmul|conv\d+d|conv_transpose\d+d|convolution|dot|inner"
-    r"|linear|linear_cross_entropy|matmul|mm|mv|tensordot|vdot"
+    r"|linear|linear_cross_entropy|r?matmul|mm|mv|tensordot|vdot"
 )
 """Functions that convert no argument to the type of another. Most have no kernel for booleans."""
 _OF_SIZES = re.compile(
     r"add(bmm|mm|mv|r)|baddbmm|bernoulli|bucketize|celu|clamp|complex|cross|cross_entropy(_loss)?|cummax|cummin|diagonal_scatter|frac"
-    r"|hardshrink|huber_loss|index_(add|copy|fill|reduce)|isin|lerp|linalg_cross|logaddexp2?|logcumsumexp|logit|masked_(scatter|select)|multi_margin_loss"
-    r"|multinomial|nll_loss(2d|_nd)?|polar|random|select_scatter|smooth_l1_loss"
+    r"|hardshrink|huber_loss|index_(add|copy|fill|reduce)|isin|lerp|linalg_cross|log_ndtr|logaddexp2?|logcumsumexp|logit"
+    r"|(log_)?softmax_backward_data|masked_(scatter|select)|multi_margin_loss|multilabel_margin_loss|multinomial|native_group_norm"
+    r"|nll_loss(2d|_nd)?|pixel_(un)?shuffle|polar|random|select_scatter|smooth_l1_loss|soft_margin_loss|special_log_ndtr"
 )
 """Functions that take more sizes, types or numbers in a trace.
 
@@ -41,9 +42,12 @@ _OF_SIZES = re.compile(
 """
 _OF_REAL_NUMBERS = frozenset(
     {name.strip("_") for name in (*dir(torch._C._nn), *dir(torch.nn.functional))}
-    | {"mvlgamma", "nanmean", "nansum", "round", "std", "std_mean", "trace", "var", "var_mean"}
+    | {"mvlgamma", "nanmean", "nansum", "round", "safe_softmax", "std", "std_mean", "trace", "var", "var_mean"}
 )
 """Activations, pools, losses: most have no kernels for whole and complex numbers. A trace computes with them."""
+_OF_TWO_TYPES = frozenset({"embedding", "embedding_bag", "one_hot"})
+"""Those of them that take tensors of two types as a rule, and check them in a trace."""
+_MODULES = frozenset({"torch", "torch._tensor", "torch.functional", "torch.nn.functional", "torch._ops.aten"})
 _MOST = 1 << 24
 """How many elements are made of one tensor. A build of a large model must not take its memory."""
 _NORMS = re.compile(r"(native_)?(batch|group|layer)_norm|instance_norm")
@@ -59,15 +63,18 @@ class KernelArgumentsMode(TorchFunctionMode):
         values = tree_leaves((args, kwargs))
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         name = getattr(function, "__name__", "").partition(".")[0].strip("_")
-        is_unusual = _is_unusual(name, tensors) or (name == "arange" and kwargs.get("dtype") is torch.bool)
+        dtypes = [value for value in values if isinstance(value, torch.dtype)]
+        is_unusual = _is_unusual(name, tensors, dtypes)
         if is_unusual and _computes(function) and all(map(_can_be_made, values)):
             count_call("aot-arguments-of-kernels")
             _call_on_others(function, args, kwargs)
         return function(*args, **kwargs)
 
 
-def _is_unusual(name: str, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a function may refuse these tensors, or checks more than a trace does."""
+def _is_unusual(name: str, tensors: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype]) -> bool:
+    """Whether a function may refuse these tensors or types, or checks more than a trace does."""
+    if name == "arange":
+        return any(dtype.is_complex or dtype is torch.bool for dtype in dtypes)
     if not tensors:
         return False
     types = {tensor.dtype for tensor in tensors}
@@ -76,6 +83,8 @@ def _is_unusual(name: str, tensors: Sequence[torch.Tensor]) -> bool:
         _OF_SIZES.fullmatch(name)
         or len(numbers) > 1
         or (name in _OF_REAL_NUMBERS and not any(dtype.is_floating_point for dtype in types))
+        or (name in _OF_REAL_NUMBERS and not all(dtype.is_floating_point for dtype in dtypes))
+        or (name in _OF_REAL_NUMBERS - _OF_TWO_TYPES and len(types) > 1)
         or ((len(types) > 1 or torch.bool in types) and _OF_ONE_TYPE.fullmatch(name))
     ):
         return True
@@ -95,7 +104,7 @@ def _hints(numbers: Sequence[int | torch.SymInt]) -> tuple[int, ...]:
 def _computes(function: Callable[..., Any]) -> bool:
     """Whether a function only computes with tensors; ``torch.autograd.grad`` and a model's own operator may do more."""
     module = getattr(function, "__module__", None) or getattr(function, "__objclass__", type(function)).__module__
-    return module in ("torch", "torch.functional", "torch.nn.functional", "torch._ops.aten") or module.startswith("torch._C")
+    return module in _MODULES or module.startswith("torch._C")
 
 
 def _can_be_made(value: object) -> bool:
