@@ -254,6 +254,22 @@ def test_an_operator_that_refuses_values_is_named(name: str, tmp_path: Path) -> 
     torch.testing.assert_close(bundle(*given, last), function(*given, last))
 
 
+@pytest.mark.parametrize("unpool", [F.max_unpool2d, F.max_unpool3d])
+def test_compiled_code_writes_no_maximum_outside_its_image(unpool: Callable[..., Tensor], tmp_path: Path) -> None:
+    """Another channel, or memory of others, would be written to."""
+    dim = 2 if unpool is F.max_unpool2d else 3
+    x, indices = torch.randn(1, 2, *[2] * dim), torch.arange(2**dim).view(1, 1, *[2] * dim).repeat(1, 2, *[1] * dim)
+    aotpack.build(lambda x, i: unpool(x, i, 2), (x, indices), out=tmp_path / "m", targets=("cpu",), methods=("infer",))
+    bundle = load(tmp_path / "m")
+    assert torch.equal(bundle(x, indices), unpool(x, indices, 2))
+    for wrong in (-1, 4**dim, 10**12):
+        indices[0, 0] = wrong
+        with pytest.raises(RuntimeError, match="Found an invalid max index"):
+            unpool(x, indices, 2)
+        with pytest.raises(OperatorError, match="Found an invalid max index"):
+            bundle(x, indices)
+
+
 def test_an_assertion_of_a_tensor_is_checked(tmp_path: Path) -> None:
     def checked(x: Tensor) -> Tensor:
         torch._assert(x.min() >= 0, "a number is negative")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -47,10 +48,9 @@ _POOLS = {f"{name}{suffix}" for name in ("max_pool2d_with_indices", "max_pool3d_
 
 
 class _Check(NamedTuple):
-    """What must hold for each element of an argument."""
+    """What must hold for each element of an argument, given all arguments."""
 
-    position: int
-    holds: Callable[[torch.Tensor], torch.Tensor]
+    holds: Callable[..., torch.Tensor]
     message: str
 
 
@@ -58,12 +58,21 @@ def _between_0_and_1(x: torch.Tensor) -> torch.Tensor:
     return (x >= 0) & (x <= 1)
 
 
-_PROBABILITY = _Check(0, _between_0_and_1, "all elements of input should be between 0 and 1")
-_TARGET = _Check(1, _between_0_and_1, "all elements of target should be between 0 and 1")
-_DEVIATION = _Check(1, lambda deviation: deviation >= 0, "normal expects all elements of std >= 0.0")
+def _inside(_: torch.Tensor, indices: torch.Tensor, sizes: Sequence[Any], *rest: Any) -> torch.Tensor:
+    """The rule for ``max_unpool`` writes where its indices say, without a check."""
+    limit: Any = math.prod(sizes)
+    return torch.logical_and(indices >= 0, indices < limit)
+
+
+_PROBABILITY = _Check(lambda x, *_: _between_0_and_1(x), "all elements of input should be between 0 and 1")
+_TARGET = _Check(lambda _, target, *__: _between_0_and_1(target), "all elements of target should be between 0 and 1")
+_DEVIATION = _Check(lambda _, deviation, *__: deviation >= 0, "normal expects all elements of std >= 0.0")
+_INDEX = _Check(_inside, "Found an invalid max index")
 _ASSERTED = {
     torch.ops.aten.binary_cross_entropy.default: (_PROBABILITY, _TARGET),
     torch.ops.aten.bernoulli.default: (_PROBABILITY,),
+    torch.ops.aten.max_unpool2d.default: (_INDEX,),
+    torch.ops.aten.max_unpool3d.default: (_INDEX,),
     torch.ops.aten.normal.Tensor_Tensor: (_DEVIATION,),
     torch.ops.aten.normal.float_Tensor: (_DEVIATION,),
 }
@@ -74,7 +83,7 @@ def _asserting(checks: Sequence[_Check], rule: Callable[..., Any]) -> Callable[.
 
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         for check in checks:
-            torch.ops.aten._assert_async.msg(check.holds(args[check.position]).all(), check.message)
+            torch.ops.aten._assert_async.msg(check.holds(*args).all(), check.message)
         return rule(*args, **kwargs)
 
     return decomposed

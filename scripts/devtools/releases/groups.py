@@ -135,7 +135,7 @@ GROUPS = (
         "builder",
         "Native code: later targets, donated buffers, generated kernels, tuning, other releases",
         _files(
-            "compile donation depthwise eager_kernels generated_code generated_loops large_pages"
+            "compile donation depthwise eager_kernels generated_code generated_loops halves large_pages"
             " instruction_sets layouts lstm_kernel one_hot own_graphs preprocessed_headers rewrites"
             " spectra step_memory stub_library toolchain torch_releases tune"
         ),

@@ -32,9 +32,9 @@ _OF_ONE_TYPE = re.compile(
 """Functions that convert no argument to the type of another. Most have no kernel for booleans."""
 _OF_SIZES = re.compile(
     r"add(bmm|mm|mv|r)|baddbmm|bernoulli|bucketize|celu|clamp|complex|cross|cross_entropy(_loss)?|cummax|cummin|diagonal_scatter|frac"
-    r"|hardshrink|huber_loss|index_(add|copy|fill|reduce)|isin|lerp|linalg_cross|log_ndtr|logaddexp2?|logcumsumexp|logit"
+    r"|hardshrink|heaviside|huber_loss|index_(add|copy|fill|reduce)|isin|lerp|linalg_cross|log_ndtr|logaddexp2?|logcumsumexp|logit"
     r"|(log_)?softmax_backward_data|masked_(scatter|select)|multi_margin_loss|multilabel_margin_loss|multinomial|native_group_norm"
-    r"|nll_loss(2d|_nd)?|pixel_(un)?shuffle|polar|random|select_scatter|smooth_l1_loss|soft_margin_loss|special_log_ndtr"
+    r"|nll_loss(2d|_nd)?|pixel_(un)?shuffle|polar|random|select_scatter|smooth_l1_loss|soft_margin_loss|special_(log_ndtr|xlogy)|threshold|xlogy"
 )
 """Functions that take more sizes, types or numbers in a trace.
 
@@ -94,7 +94,8 @@ def _is_unusual(name: str, tensors: Sequence[torch.Tensor], dtypes: Sequence[tor
 def _fit(x: torch.Tensor, *parameters: torch.Tensor) -> bool:
     """Whether parameters have the sizes of the channels, or of the last dimensions; no guard is added."""
     sizes = _hints(x.shape)
-    return all(one in (sizes[1:2], sizes[len(sizes) - len(one) :]) for one in (_hints(each.shape) for each in parameters))
+    found = (_hints(each.shape) for each in parameters)
+    return all(one and one in (sizes[1:2], sizes[len(sizes) - len(one) :]) for one in found)
 
 
 def _hints(numbers: Sequence[int | torch.SymInt]) -> tuple[int, ...]:
