@@ -223,6 +223,7 @@ def test_one_row_is_named_by_a_number(tmp_path: Path) -> None:
             bundle(*wrong)
 
 
+SQUARE, HALF = torch.randn(3, 3), torch.randn(3, 3).half()
 FLOATS, IDS = torch.randn(4, 5), torch.tensor([0, 1, 2])
 OPERATORS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], Tensor]] = {
     "index": (lambda x, i: x[i], (FLOATS,), IDS),
@@ -270,6 +271,24 @@ def test_compiled_code_writes_no_maximum_outside_its_image(unpool: Callable[...,
             bundle(x, indices)
 
 
+@pytest.mark.parametrize("target", ["portable", "cpu"])
+@pytest.mark.parametrize(
+    "read", [lambda x, i: x[i] * 2, lambda x, i: x[:, i.item()] * 2, lambda x, i: torch.narrow(x, 0, start=i, length=1) * 2]
+)
+def test_a_position_outside_is_refused(read: Callable[..., Tensor], target: str, tmp_path: Path) -> None:
+    """Compiled code read memory of others there; a graph's ``narrow`` gave fewer elements."""
+    x = SQUARE.clone().requires_grad_()
+    aotpack.build(read, (x, torch.tensor(1)), out=tmp_path / "m", targets=(target,), methods=("train",))
+    bundle = load(tmp_path / "m")
+    for position in (0, 2):
+        torch.testing.assert_close(bundle(x, torch.tensor(position)), read(x, torch.tensor(position)))
+    for outside in (3, -4, 10**9):
+        with pytest.raises((IndexError, RuntimeError)):
+            read(x, torch.tensor(outside))
+        with pytest.raises(OperatorError):
+            bundle(x, torch.tensor(outside))
+
+
 def test_an_assertion_of_a_tensor_is_checked(tmp_path: Path) -> None:
     def checked(x: Tensor) -> Tensor:
         torch._assert(x.min() >= 0, "a number is negative")
@@ -282,7 +301,6 @@ def test_an_assertion_of_a_tensor_is_checked(tmp_path: Path) -> None:
         bundle(-IDS)
 
 
-SQUARE, HALF = torch.randn(3, 3), torch.randn(3, 3).half()
 UNFIT: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "diagonal_scatter": (torch.diagonal_scatter, (SQUARE, torch.ones(1))),
     "index_add": (lambda x, i, y: x.index_add(0, i, y), (SQUARE, IDS, torch.ones(3))),

@@ -32,6 +32,7 @@ from .._torch.api.inference import traced_inference
 from .._torch.api.moves import unmoved_modules
 from .._torch.api.packed import packed_sequences
 from .._torch.api.random_operators import draws_in_subgraphs
+from .._torch.api.scalar_indices import ScalarIndices
 from .._torch.api.shape_env import recorded_guards
 from .._torch.tracing import aot_autograd, fake_run
 from .._torch.tracing.decompose import decomposed_as_eager
@@ -219,6 +220,7 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         checkpoints.torch_xla_checkpoints(),
         traced_random(exact=exact_random),
         AssertedArguments(),
+        ScalarIndices(),
         VaryingFactories(),
         DiagonalFills(),
         asserted_distributions(),

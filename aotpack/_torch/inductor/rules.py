@@ -22,6 +22,7 @@ from ..api.moments import moments
 from ..api.torch_types import HALVES
 from ..tracing import eager_kernels
 from .half_rules import divided, rounded_once
+from .selections import RULES as SELECTIONS
 
 Rules = Mapping[Any, Callable[..., Any]]
 _SUMS: Final = (torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar)
@@ -276,6 +277,7 @@ def _pieces(sizes: Sequence[int | torch.SymInt]) -> int:
 
 
 _OWN: Rules = {
+    **SELECTIONS,
     torch.ops.aten.eye.default: lambda rows, **how: _eye(rows, rows, **how),
     torch.ops.aten.eye.m: _eye,
     torch.ops.aten._trilinear.default: _trilinear,

@@ -43,6 +43,7 @@ from ..refusals.gradient_writes import refused_gradient_writes
 from .dynamo import COMPARES, SIDE_EFFECTS
 from .fake_run import VersionedWrites
 from .joint_outputs import JointOutputs
+from .selections import look_up_positions
 
 Decompositions = dict[Any, Callable[..., Any]]
 ObserveResults = Callable[[Any, list[Any]], list[Any]]
@@ -183,6 +184,7 @@ def _export_joint(
             descriptors = descriptors[0]
         name_backward(joint.graph_module.graph)
         _replace_nary_sums(joint.graph_module)
+        look_up_positions(joint.graph_module, mode)
         tokens = len(state.fw_metadata.tokens)
         return Joint(
             graph_module=joint.graph_module,

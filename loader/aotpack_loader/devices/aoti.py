@@ -15,7 +15,7 @@ import torch
 
 from .._torch_compat import aoti_runner
 from ..archive.bundle import Bundle
-from ..errors import CorruptBundleError, TargetError
+from ..errors import AutogradError, CorruptBundleError, TargetError
 from ..format import schema
 from .base import CpuDevice
 from .call_library import open_library
@@ -102,8 +102,16 @@ def _separate(results: list[Any]) -> list[Any]:
 
 
 def _argument(item: schema.GivenInput | schema.SizeCarrier, inputs: list[Any], device: torch.device) -> torch.Tensor:
-    value = inputs[item.index]
-    return torch.empty((value, 0), dtype=torch.float32, device=device) if isinstance(item, schema.SizeCarrier) else value
+    if not isinstance(item, schema.SizeCarrier):
+        tensor: torch.Tensor = inputs[item.index]
+        return tensor
+    value: int = inputs[item.index]
+    if value < 0:
+        raise AutogradError(
+            f"The model read the number {value} from a tensor, and its gradient needs it. Compiled code keeps no negative number"
+            ' for the backward: load the bundle with backend="portable".'
+        )
+    return torch.empty((value, 0), dtype=torch.float32, device=device)
 
 
 class AotiSequence:

@@ -55,6 +55,15 @@ def item_as_size(i: Tensor, x: Tensor) -> Tensor:
     return torch.zeros(size) + x.sum()
 
 
+def positions(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
+    """Rows and columns at numbers that tensors hold; some are written to, and one is returned as a view."""
+    y = x * 2
+    y[i] = x[j]
+    y[:, i] += x[..., j.int()]
+    rest = x[i, None, 1:] * y[i, torch.tensor([0, 2])].sum(), torch.stack([x[k] for k in torch.tensor([2, 0])]) * 3
+    return *rest, y, x[i][None].expand(2, -1) * x[:, j.item()][0], torch.select_scatter(x, x[j], 0, i.item()), x[j - 3]
+
+
 def unique(i: Tensor) -> Tensor:
     return torch.unique(i)
 
@@ -120,6 +129,17 @@ CASES: list[Case] = [
     case("shapes: unbacked, masked_select", masked_select, g(6), calls=(Call(1), Call(2))),
     case("shapes: unbacked, masked_select, expanded", lambda x, y: x.masked_select(y[:, None] > -9), g(6), t(4)),
     case("shapes: unbacked, item as a value", item, g(3), ints(), calls=(Call(1), Call(2))),
+    *(
+        case(
+            f"shapes: unbacked, positions that tensors hold, {target}",
+            positions,
+            t(4, 5),
+            const(torch.tensor(2)),
+            const(torch.tensor(-1)),
+            targets=(target,),
+        )
+        for target in ("portable", "cpu")
+    ),
     case("shapes: unbacked, item as the weight of lerp", lambda x, y, i: x.lerp(y, i.float().item()), t(3), t(3), ints()),
     case(
         "shapes: unbacked, item as the weight of lerp, cpu",
