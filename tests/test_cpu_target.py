@@ -20,7 +20,7 @@ import aotpack
 from aotpack._torch.inductor import lowering
 from aotpack_loader.archive.bundle import Bundle
 from aotpack_loader.devices import cpuinfo
-from aotpack_loader.errors import AotpackError
+from aotpack_loader.errors import AotpackError, AutogradError
 
 # ---------------------------------------------------------------- training steps
 
@@ -601,3 +601,16 @@ def test_a_kernel_that_returns_other_sizes_than_its_fake_one_is_an_error(tmp_pat
     loaded = aotpack.load(tmp_path / "m").train(False)
     with torch.no_grad(), pytest.raises(RuntimeError, match=r"longer\.default returned other sizes"):
         loaded(torch.randn(4))
+
+
+def test_a_negative_number_of_a_tensor_is_refused_by_the_backward(tmp_path: Path) -> None:
+    def model(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x[i.item() :] * 2
+
+    x = torch.randn(5, 4, requires_grad=True)
+    aotpack.build(model, (x, torch.tensor(2)), out=tmp_path / "m", targets=("cpu",), methods=("train",))
+    loaded = aotpack.load(tmp_path / "m")
+    for start in (0, 3, 9):
+        assert torch.equal(torch.autograd.grad(loaded(x, torch.tensor(start)).sum(), x)[0][:start], torch.zeros(min(start, 5), 4))
+    with pytest.raises(AutogradError, match=r"read the number -1 .* load the bundle with backend=\"portable\""):
+        loaded(x, torch.tensor(-1)).sum().backward()
