@@ -12,16 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from torch._decomp.decompositions import pw_cast_for_opmath
 from torch._inductor.decomposition import decompositions
 from torch._prims_common import suggest_memory_format
 
-from ..api import negative_indices
-from ..api.margins import soft_margin_loss_backward
+from ..api import gradient_rules, negative_indices
+from ..api.half_rules import divided, rounded_once
 from ..api.moments import moments
 from ..api.torch_types import HALVES
 from ..tracing import eager_kernels
-from .half_rules import divided, rounded_once
 from .selections import RULES as SELECTIONS
 
 Rules = Mapping[Any, Callable[..., Any]]
@@ -34,7 +32,6 @@ _NORMS: Final = tuple(
         *("_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training"),
     )
 )
-_NLL_BACKWARDS: Final = (torch.ops.aten.nll_loss_backward.default, torch.ops.aten.nll_loss2d_backward.default)
 _PIECE: Final = 2**19
 """Elements of a product that a processor's cache holds."""
 _PIECES: Final = 8
@@ -126,69 +123,6 @@ def _remainder(x: torch.Tensor, divisor: Any) -> Any:
     return torch.where(rest * torch.ones_like(divisor).copysign(divisor) < 0, rest + divisor, rest)
 
 
-@pw_cast_for_opmath
-def _elu_backward(
-    gradient: torch.Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: torch.Tensor
-) -> torch.Tensor:
-    """The gradient of ``elu`` as eager's vectors compute it: it is NaN where ``x`` is. torch's rule hides that."""
-    slope = alpha * scale
-    below = (x + slope) if is_result else torch.exp(x * input_scale) * slope
-    return gradient * torch.where(x > 0, scale, below * input_scale)
-
-
-def _within(gradient: torch.Tensor, x: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """The gradient of ``hardtanh``, which is zero where ``x`` is NaN, as in eager's vectors."""
-    return torch.where((x > low) & (x < high), gradient, 0)
-
-
-def _outside(gradient: torch.Tensor, x: torch.Tensor, bound: float) -> torch.Tensor:
-    """The gradient of ``hardshrink`` and ``softshrink``, which is zero where ``x`` is NaN, as in eager's vectors."""
-    return torch.where((x < -bound) | (x > bound), gradient, 0)
-
-
-@pw_cast_for_opmath
-def _hardswish_backward(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The gradient of ``hardswish``, which is NaN where ``x`` is."""
-    return gradient * torch.where(x <= -3, 0, torch.where(x >= 3, 1, x / 3 + 0.5))
-
-
-@pw_cast_for_opmath
-def _smooth_l1_loss_backward(
-    gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
-) -> torch.Tensor:
-    """The gradient of ``smooth_l1_loss``, which is NaN where the difference is. torch's rule makes it zero."""
-    difference = x - target
-    norm = gradient / difference.numel() if reduction == 1 else gradient
-    slope = torch.where(difference.abs() >= beta, torch.sign(difference), difference / beta if beta else difference)
-    return norm * slope
-
-
-def _nll_loss_backward(
-    torchs: Callable[..., torch.Tensor],
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None,
-    reduction: int,
-    ignore_index: int,
-    total_weight: torch.Tensor,
-) -> Any:
-    """The gradient of ``nll_loss`` with weights, zero beside the labels. torch's rule multiplies a weight of NaN by that zero.
-
-    Without weights torch's rule is right. Its products are those whose sums over rows are left out.
-    """
-    if weight is None:
-        return torchs(gradient, x, target, weight, reduction, ignore_index, total_weight)
-    of_classes = 0 if x.dim() < 2 else 1
-    labels = (target[0] if x.dim() == 1 and target.dim() else target).unsqueeze(of_classes)
-    counts = labels != ignore_index
-    slope = -gradient / total_weight if reduction == 1 else -gradient
-    slope = slope.unsqueeze(of_classes) if 0 < slope.dim() < x.dim() else slope
-    slope = slope * weight.view([x.shape[dim] if dim == of_classes else 1 for dim in range(x.dim())])
-    hits = torch.zeros_like(x).scatter(of_classes, torch.where(counts, labels, 0), 1.0)
-    return hits * torch.where((hits != 0) & counts, slope, 0)
-
-
 def _lerp(start: torch.Tensor, end: torch.Tensor, weight: Any) -> Any:
     """``lerp`` with a number that is not known. torch's rule chooses a formula by its value."""
     if not isinstance(weight, torch.SymFloat):
@@ -277,22 +211,15 @@ def _pieces(sizes: Sequence[int | torch.SymInt]) -> int:
 
 
 _OWN: Rules = {
+    **gradient_rules.RULES,
     **SELECTIONS,
     torch.ops.aten.eye.default: lambda rows, **how: _eye(rows, rows, **how),
     torch.ops.aten.eye.m: _eye,
     torch.ops.aten._trilinear.default: _trilinear,
     torch.ops.aten.div.Tensor_mode: divided,
-    torch.ops.aten.elu_backward.default: _elu_backward,
-    torch.ops.aten.hardtanh_backward.default: _within,
-    torch.ops.aten.hardshrink_backward.default: _outside,
-    torch.ops.aten.softshrink_backward.default: _outside,
-    torch.ops.aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
-    torch.ops.aten.hardswish_backward.default: _hardswish_backward,
-    torch.ops.aten.smooth_l1_loss_backward.default: _smooth_l1_loss_backward,
     torch.ops.aten.index_fill.int_Scalar: _index_fill,
     torch.ops.aten.index_fill.int_Tensor: _index_fill,
     torch.ops.aten.lerp.Scalar: _lerp,
-    **{each: functools.partial(_nll_loss_backward, decompositions[each]) for each in _NLL_BACKWARDS},
     torch.ops.aten.pow.Tensor_Scalar: _pow,
     torch.ops.aten.sgn.default: _sgn,
     torch.ops.aten.signbit.default: _signbit,

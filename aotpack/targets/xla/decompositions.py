@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ..._torch.api.margins import soft_margin_loss_backward
+from ..._torch.api import gradient_rules
+from ..._torch.api.half_rules import rounded_once
 from ..._torch.api.recurrent import lstm_layer
 from ..._torch.tracing.aot_autograd import Decompositions
 from ..._torch.tracing.decompose import all_decompositions
@@ -21,7 +22,8 @@ aten = torch.ops.aten
 @cache
 def table() -> Decompositions:
     """Maps an operator to the function that computes it from others."""
-    found = {**all_decompositions(), **_OWN}
+    found = {**all_decompositions(), **gradient_rules.RULES, **_OWN}
+    found |= rounded_once(found)
     linear = {backward: _transposed(found[forward]) for forward, backward in _RESAMPLING.items()}
     return {operator: rule for operator, rule in {**found, **linear}.items() if operator not in RULES}
 
@@ -201,7 +203,6 @@ _OWN: dict[Any, Any] = {
     aten.rrelu_with_noise_functional.default: _rrelu,
     aten._weight_norm_interface_backward.default: _weight_norm_backward,
     aten.native_dropout.default: _dropout,
-    aten.soft_margin_loss_backward.default: soft_margin_loss_backward,
     aten.native_dropout_backward.default: _dropout_backward,
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention.attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention.attention_backward,

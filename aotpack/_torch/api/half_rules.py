@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import torch
 
-from ..api.margins import soft_margin_loss_backward
-from ..api.torch_types import HALVES
+from .gradient_rules import soft_margin_loss_backward
+from .torch_types import HALVES
 
 _aten = torch.ops.aten
 _OPERATORS: Final = (
