@@ -203,9 +203,18 @@ def _power(node: Node, x: Any, y: Any) -> Array:
     base = array(x, wide(dtype))
     if isinstance(y, (int, float)) and float(y).is_integer() and 0 <= abs(y) <= 8 and (y >= 0 or not is_integer(dtype)):
         return cast(lax.integer_pow(base, int(y)), dtype)
-    if isinstance(y, float) and y == 0.5:
-        return cast(jnp.sqrt(base), dtype)
+    if isinstance(y, float) and abs(y) == 0.5 and dtype != jnp.float16 and is_float(dtype):  # eager's float16 is a power
+        return cast(jnp.sqrt(base) if y > 0 else lax.rsqrt(base), dtype)
     return cast(jnp.power(base, array(y, wide(dtype))), dtype)
+
+
+@rule("ldexp.Tensor")
+def _ldexp(node: Node, x: Array, exponent: Array) -> Array:
+    dtype = dtype_of(node)
+    base = array(x, wide(dtype))
+    if is_float(x.dtype) and is_integer(exponent.dtype):
+        return cast(jnp.ldexp(base, exponent), dtype)
+    return cast(base * jnp.power(2.0, array(exponent, wide(dtype))), dtype)
 
 
 _COMPARISONS = {

@@ -103,7 +103,8 @@ def cast(x: Array, dtype: Any) -> Array:
     if is_complex(x.dtype) and not is_complex(dtype):
         x = x.real
     if is_float(x.dtype) and jnp.issubdtype(dtype, jnp.unsignedinteger):
-        x = x.astype(jnp.int64)  # negative numbers wrap, as in torch's kernels
+        wrapped = x.astype(jnp.int64).astype(dtype)  # negative numbers wrap, as in torch's kernels
+        return jnp.where(x < 2.0**63, wrapped, x.astype(dtype)) if dtype == jnp.uint64 else wrapped
     return x.astype(dtype)
 
 
