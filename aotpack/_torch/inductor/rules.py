@@ -18,6 +18,7 @@ from torch._prims_common import suggest_memory_format
 from ..api import gradient_rules, negative_indices
 from ..api.half_rules import divided, rounded_once
 from ..api.moments import moments
+from ..api.norms import norms_of_constants
 from ..api.torch_types import HALVES
 from ..tracing import eager_kernels
 from .selections import RULES as SELECTIONS
@@ -25,13 +26,6 @@ from .selections import RULES as SELECTIONS
 Rules = Mapping[Any, Callable[..., Any]]
 _SUMS: Final = (torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar)
 """Inductor's rule is for complex numbers alone: two calls, then views as real numbers, which few layouts allow."""
-_NORMS: Final = tuple(
-    getattr(torch.ops.aten, name)
-    for name in (
-        *("native_batch_norm", "_native_batch_norm_legit"),
-        *("_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training"),
-    )
-)
 _PIECE: Final = 2**19
 """Elements of a product that a processor's cache holds."""
 _PIECES: Final = 8
@@ -42,35 +36,8 @@ def adapted(table: Rules) -> Rules:
     """Inductor's rules without those of operators that Inductor must see whole, and with ours."""
     whole = {*negative_indices.KEPT, *eager_kernels.KEPT_WHOLE, *_SUMS}
     ranges = {each: eager_kernels.called_of_fractions(each, table[each]) for each in eager_kernels.RANGES if each in table}
-    norms = {
-        operator: _of_constants(rule) for operator, rule in table.items() if getattr(operator, "overloadpacket", None) in _NORMS
-    }
-    found = {operator: rule for operator, rule in table.items() if operator not in whole} | norms | ranges | dict(_OWN)
-    return found | rounded_once(found)
-
-
-def _of_constants(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule for batch norms with an ``eps`` of 0. Eager's kernels make channels that do not vary 0 (``instance_norm``).
-
-    In inference they multiply before they subtract the mean, so a variance of 0 gives NaN where both are infinite.
-    """
-
-    def decomposed(x: torch.Tensor, weight: Any, bias: Any, *rest: Any, **given: Any) -> Any:
-        found = rule(x, weight, bias, *rest, **given)
-        if found is NotImplemented or not rest or rest[-1] != 0:
-            return found
-        result, mean, scale, *more = found
-        shape = [1, -1, *([1] * (x.dim() - 2))]
-        if 0 in scale.shape:
-            wide = torch.promote_types(x.dtype, torch.float32)
-            factor = rest[1].to(wide).sqrt().reciprocal() * (1 if weight is None else weight.to(wide))
-            start = (0 if bias is None else bias.to(wide)) - rest[0].to(wide) * factor
-            return (x.to(wide) * factor.view(shape) + start.view(shape)).to(x.dtype), mean, scale, *more
-        constant = scale.isinf()
-        flat = 0 if bias is None else bias.to(result.dtype).view(shape)
-        return torch.where(constant.view(shape), flat, result), mean, torch.where(constant, 0, scale), *more
-
-    return decomposed
+    found = {operator: rule for operator, rule in table.items() if operator not in whole} | ranges | dict(_OWN)
+    return found | norms_of_constants(table) | rounded_once(found)
 
 
 def _eye(

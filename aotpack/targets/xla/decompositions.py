@@ -10,6 +10,7 @@ import torch
 
 from ..._torch.api import gradient_rules
 from ..._torch.api.half_rules import rounded_once
+from ..._torch.api.norms import norms_of_constants
 from ..._torch.api.recurrent import lstm_layer
 from ..._torch.tracing.aot_autograd import Decompositions
 from ..._torch.tracing.decompose import all_decompositions
@@ -23,7 +24,7 @@ aten = torch.ops.aten
 def table() -> Decompositions:
     """Maps an operator to the function that computes it from others."""
     found = {**all_decompositions(), **gradient_rules.RULES, **_OWN}
-    found |= rounded_once(found)
+    found |= norms_of_constants(found) | rounded_once(found)
     linear = {backward: _transposed(found[forward]) for forward, backward in _RESAMPLING.items()}
     return {operator: rule for operator, rule in {**found, **linear}.items() if operator not in RULES}
 

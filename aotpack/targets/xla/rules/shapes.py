@@ -11,7 +11,7 @@ import torch
 from jax import lax
 from torch.fx import Node
 
-from .table import DTYPES, RULES, Array, NoRuleError, array, cast, dtype_of, rule, shape_of
+from .table import DTYPES, RULES, Array, NoRuleError, array, cast, dtype_of, rule, shape_of, traced
 
 
 def _filled(node: Node, value: Any) -> Array:
@@ -41,9 +41,20 @@ def _scalar(node: Node, value: Any, **_: Any) -> Array:
 @rule("arange.start_step")
 def _arange(node: Node, start: Any, end: Any, step: Any = 1, **_: Any) -> Array:
     dtype = dtype_of(node)
-    if jnp.issubdtype(dtype, jnp.floating):  # torch computes these numbers in float64
-        return jnp.asarray(torch.arange(start, end, step, dtype=torch.float64, device="cpu").numpy(), dtype)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return _constant(torch.arange(start, end, step, dtype=traced(node).dtype, device="cpu"), dtype)
     return lax.iota(jnp.int64, shape_of(node)[0]).astype(dtype) * array(step, dtype) + array(start, dtype)
+
+
+@rule("linspace logspace")
+def _range(node: Node, start: float, end: float, steps: int, *base: float, **_: Any) -> Array:
+    operator: Any = node.target
+    return _constant(operator(start, end, steps, *base, dtype=traced(node).dtype, device="cpu"), dtype_of(node))
+
+
+def _constant(values: torch.Tensor, dtype: Any) -> Array:
+    """Numbers that torch's kernel makes: it rounds them in ways of its own."""
+    return jnp.asarray((values.double() if values.is_floating_point() else values).numpy(), dtype)
 
 
 RULES[torch.ops.prims.iota.default] = lambda node, length, start, step, **_: (
