@@ -64,7 +64,9 @@ def _var_mean(node: Node, x: Array, dim: Dims = None, correction: float | None =
 
 
 def _variance(x: Array, dim: Dims, correction: float | None, keepdim: bool) -> tuple[Array, Array]:
-    x, dims = cast(x, wide(x.dtype)), axes(x, dim)
+    """As in eager, norms ask for less than ``float64``."""
+    is_of_norm = (keepdim and correction == 0) or is_complex(x.dtype)
+    x, dims = cast(x, wide(x.dtype) if is_of_norm else jnp.float64), axes(x, dim)
     many = math.prod(x.shape[i] for i in dims)
     mean = jnp.mean(x, dims, keepdims=True)
     squares = jnp.square(jnp.abs(x - mean)) if is_complex(x.dtype) else jnp.square(x - mean)
