@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, sym_and, sym_or
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -18,7 +18,7 @@ _NO_NUMBERS = (torch.bool, torch.uint8)
 
 
 _NARROWS = (torch.narrow, torch.Tensor.narrow)
-"""Given a tensor, these check their range nowhere: its symbol is made while AOTAutograd traces, which keeps no checks."""
+"""They become slices, which may end anywhere."""
 
 
 class ScalarIndices(TorchFunctionMode):
@@ -34,7 +34,18 @@ class ScalarIndices(TorchFunctionMode):
             return None
         if function in _NARROWS:
             args, kwargs = tree_map(_number, (args, kwargs or {}))
+            _check_narrow(*args, **kwargs)
         return function(*args, **(kwargs or {}))
+
+
+def _check_narrow(input: torch.Tensor, dim: int, start: Any, length: Any) -> None:
+    """Have the graph check what eager does, where the start depends on data."""
+    if isinstance(start, torch.SymInt) and free_unbacked_symbols(start):
+        fits = sym_or(
+            sym_and(start >= 0, start + length <= input.shape[dim]),
+            sym_and(start < 0, start >= -input.shape[dim], start + length <= 0),
+        )
+        torch.ops.aten._assert_scalar.default(fits, "narrow(): start and length exceed the size of the dimension")
 
 
 def _has_number(index: Any) -> bool:
@@ -45,6 +56,8 @@ def _is_number(index: Any) -> bool:
     if isinstance(index, torch.SymInt):
         return bool(free_unbacked_symbols(index))
     if not isinstance(index, torch.Tensor) or index.dim() or index.dtype in _NO_NUMBERS:
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(index):  # ``vmap`` has a rule
         return False
     return not (index.is_floating_point() or index.is_complex())
 

@@ -30,6 +30,25 @@ def select_scatter(x: torch.Tensor, part: torch.Tensor, dim: int, index: Any) ->
     return torch.where(places == torch.where(at < 0, at + size, at), part.unsqueeze(dim), x)
 
 
+def slice_scatter(x: torch.Tensor, part: torch.Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
+    length, size = part.shape[dim], x.shape[dim]
+    depends = any(bound is not None and free_unbacked_symbols(bound) for bound in (start, end))
+    if not depends or step != 1:
+        return NotImplemented
+    first, last = (_bound(bound, size) for bound in (0 if start is None else start, size if end is None else end))
+    _aten._assert_async.msg((last - first).clamp(min=0) == length, "expected src to have a size equal to the slice of self")
+    places = torch.arange(size) - first
+    found = torch.cat([part, x.narrow(dim, 0, 1)], dim).index_select(dim, places.clamp(0, length))  # a part may be empty
+    inside = (places >= 0) & (places < length)
+    return torch.where(inside.view(-1, *[1] * (x.dim() - dim % x.dim() - 1)), found, x)
+
+
+def _bound(bound: Any, size: Any) -> torch.Tensor:
+    """Where a slice begins or ends: counted from the end if it is negative, and never outside."""
+    at = _tensor(bound)
+    return torch.where(at < 0, at + size, at).clamp(0, size)
+
+
 def _check(at: torch.Tensor, size: Any, name: str) -> None:
     _aten._assert_async.msg((at >= -size) & (at < size), f"{name}(): index out of range")
 
@@ -39,4 +58,8 @@ def _tensor(index: Any) -> torch.Tensor:
     return tensor
 
 
-RULES: dict[Any, Callable[..., Any]] = {_aten.select.int: select, _aten.select_scatter.default: select_scatter}
+RULES: dict[Any, Callable[..., Any]] = {
+    _aten.select.int: select,
+    _aten.select_scatter.default: select_scatter,
+    _aten.slice_scatter.default: slice_scatter,
+}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from devtools.harness import TRAIN, Call, Case, case, const, g, ints, t
+from devtools.harness import INFER, TRAIN, Call, Case, case, const, g, ints, t
 
 from .shapes import ANY, BATCH, at
 
@@ -61,7 +61,15 @@ def positions(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
     y[i] = x[j]
     y[:, i] += x[..., j.int()]
     rest = x[i, None, 1:] * y[i, torch.tensor([0, 2])].sum(), torch.stack([x[k] for k in torch.tensor([2, 0])]) * 3
-    return *rest, y, x[i][None].expand(2, -1) * x[:, j.item()][0], torch.select_scatter(x, x[j], 0, i.item()), x[j - 3]
+    batched = torch.vmap(lambda row, at: row[at])(x, torch.tensor([0, -1, 2, 3]))
+    return *rest, y, batched, x[i][None].expand(2, -1) * x[:, j.item()][0], torch.select_scatter(x, x[j], 0, i.item()), x[j - 3]
+
+
+def written_from(cache: Tensor, new: Tensor, i: Tensor) -> Tensor:
+    """A cache of keys, as decoders fill it."""
+    cache[:, i : i + 1] = new
+    cache.narrow(0, i.item(), 1).copy_(new[:1] * 2)
+    return (cache[:, : i + 1] * 3).sum(1)
 
 
 def unique(i: Tensor) -> Tensor:
@@ -136,6 +144,18 @@ CASES: list[Case] = [
             t(4, 5),
             const(torch.tensor(2)),
             const(torch.tensor(-1)),
+            targets=(target,),
+        )
+        for target in ("portable", "cpu")
+    ),
+    *(
+        case(
+            f"shapes: unbacked, a cache written from a position that a tensor holds, {target}",
+            written_from,
+            t(2, 5, 4),
+            t(2, 1, 4),
+            const(torch.tensor(1)),
+            calls=(INFER,),
             targets=(target,),
         )
         for target in ("portable", "cpu")
