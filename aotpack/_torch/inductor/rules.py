@@ -22,6 +22,7 @@ from ..api.norms import norms_of_constants
 from ..api.torch_types import HALVES
 from ..tracing import eager_kernels
 from .selections import RULES as SELECTIONS
+from .selections import in_known_places
 
 Rules = Mapping[Any, Callable[..., Any]]
 _SUMS: Final = (torch.ops.aten.add.Tensor, torch.ops.aten.add.Scalar)
@@ -37,7 +38,7 @@ def adapted(table: Rules) -> Rules:
     whole = {*negative_indices.KEPT, *eager_kernels.KEPT_WHOLE, *_SUMS}
     ranges = {each: eager_kernels.called_of_fractions(each, table[each]) for each in eager_kernels.RANGES if each in table}
     found = {operator: rule for operator, rule in table.items() if operator not in whole} | ranges | dict(_OWN)
-    return found | norms_of_constants(table) | rounded_once(found)
+    return found | norms_of_constants(table) | rounded_once(found) | in_known_places(found)
 
 
 def _eye(

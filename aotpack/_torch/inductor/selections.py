@@ -6,11 +6,14 @@ the backward writes, memory of others. Here it is compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._pytree import tree_leaves
+
+from aotpack_loader.errors import UnsupportedError
 
 _aten = torch.ops.aten
 
@@ -41,6 +44,25 @@ def slice_scatter(x: torch.Tensor, part: torch.Tensor, dim: int = 0, start: Any 
     found = torch.cat([part, x.narrow(dim, 0, 1)], dim).index_select(dim, places.clamp(0, length))  # a part may be empty
     inside = (places >= 0) & (places < length)
     return torch.where(inside.view(-1, *[1] * (x.dim() - dim % x.dim() - 1)), found, x)
+
+
+def in_known_places(table: Mapping[Any, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
+    """Rules that refuse ``as_strided`` of numbers that depend on data: nothing compares them with the size of the memory."""
+
+    def refusing(operator: Any) -> Callable[..., Any]:
+        rule = table.get(operator)
+
+        def decomposed(*args: Any, **kwargs: Any) -> Any:
+            if any(free_unbacked_symbols(value) for value in tree_leaves((args, kwargs)) if isinstance(value, torch.SymInt)):
+                raise UnsupportedError(
+                    f"The model calls {operator} with a number that depends on data. Native code cannot check it: index the"
+                    ' tensor, or build with targets=("portable",).'
+                )
+            return NotImplemented if rule is None else rule(*args, **kwargs)
+
+        return decomposed
+
+    return {operator: refusing(operator) for operator in (_aten.as_strided.default, _aten.as_strided_scatter.default)}
 
 
 def _bound(bound: Any, size: Any) -> torch.Tensor:

@@ -14,6 +14,8 @@ from torch._higher_order_ops.base_hop import BaseHOP
 from torch._higher_order_ops.utils import get_dummy_aot_autograd_config
 from torch.utils.checkpoint import CheckpointPolicy
 
+from aotpack_loader.errors import UnsupportedError
+
 from ..api.graph_modules import lazy_graph_modules
 from ..api.negative_indices import recompute_rows
 from ..fixes.applying import apply_fixes, fix_graph
@@ -44,6 +46,9 @@ def partition(
 
     ``prepare`` is called first, with the joint graph and the partitioner. ``added``: number of
     forward outputs beyond AOTAutograd's.
+
+    Raises:
+        UnsupportedError: torch's partitioner fails.
     """
     static = list(range(joint.tokens + len(joint.primal_descriptors)))
     fixes = apply_fixes("partitioner", joint=joint.graph_module)
@@ -54,7 +59,13 @@ def partition(
             _save_costly_complex(joint.graph_module)
         fix_graph("partitioner", joint.graph_module)
         keyword = {"num_fwd_outputs": joint.outputs.forward_values.stop + added, "static_lifetime_input_indices": static}
-        return split(joint.graph_module, None, **keyword)
+        try:
+            return split(joint.graph_module, None, **keyword)
+        except AssertionError as error:
+            raise UnsupportedError(
+                f"torch could not divide the graph into forward and backward: {error}. Sizes that depend on data do that to it."
+                ' Build with targets=("portable",), whose graphs have other operators, or methods=("infer",).'
+            ) from error
 
 
 def _save_costly_complex(module: torch.fx.GraphModule) -> None:
