@@ -15,8 +15,6 @@ from torch.utils._pytree import tree_map
 
 _NO_NUMBERS = (torch.bool, torch.uint8)
 """Types of masks: a tensor of them without dimensions is no position."""
-
-
 _NARROWS = (torch.narrow, torch.Tensor.narrow)
 """They become slices, which may end anywhere."""
 

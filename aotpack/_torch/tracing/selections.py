@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from ..api.nodes import value_of
 
 _aten = torch.ops.aten
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def look_up_positions(module: GraphModule, mode: FakeTensorMode) -> None:
@@ -31,12 +32,12 @@ def look_up_positions(module: GraphModule, mode: FakeTensorMode) -> None:
         number = node.args[0]
         if not isinstance(number, Node) or number.target is not _aten._local_scalar_dense.default:
             continue
-        source, dtype = number.all_input_nodes[0], value_of(node).dtype
-        if value_of(source).shape != ():
+        source = number.all_input_nodes[0]
+        if value_of(source).shape != () or value_of(source).dtype not in _WHOLE or value_of(node).dtype != torch.int64:
             continue
-        if value_of(source).dtype != dtype:
+        if value_of(source).dtype != torch.int64:
             with mode, module.graph.inserting_before(node):
-                source = module.graph.call_function(_aten._to_copy.default, (source,), {"dtype": dtype})
+                source = module.graph.call_function(_aten._to_copy.default, (source,), {"dtype": torch.int64})
                 source.meta = {**node.meta, "val": _computed(source)}
         node.replace_all_uses_with(source)
         module.graph.erase_node(node)
