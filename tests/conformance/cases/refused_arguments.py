@@ -54,6 +54,12 @@ _REFUSED: dict[str, tuple[Callable[..., object], tuple[Tensor, ...], str]] = {
         "expected scalar type Long",
     ),
     "soft_margin_loss, targets that grow": (F.soft_margin_loss, (torch.ones(3, 1), torch.ones(3, 3)), "broadcast shape"),
+    "binary_cross_entropy_with_logits, weights that grow": (
+        lambda x, w: F.binary_cross_entropy_with_logits(x, x, w),
+        (torch.ones(3, 3), torch.ones(1, 3, 3)),
+        "broadcast shape",
+    ),
+    "hardtanh, a bound out of range": (lambda x: F.hardtanh(x, -1.0, 1e30), (torch.ones(3).half(),), "without overflow"),
     "softmax as bytes": (lambda x: x.softmax(0, dtype=torch.uint8), (torch.ones(3),), "not implemented for 'Byte'"),
     "layer_norm, a whole bias": (
         lambda x, w, b: F.layer_norm(x, (3,), w, b),

@@ -31,8 +31,8 @@ _OF_ONE_TYPE = re.compile(
 )
 """Functions that convert no argument to the type of another. Most have no kernel for booleans."""
 _OF_SIZES = re.compile(
-    r"add(bmm|mm|mv|r)|baddbmm|bernoulli|bucketize|celu|clamp|complex|cross|cross_entropy(_loss)?|cummax|cummin|diagonal_scatter|frac"
-    r"|hardshrink|heaviside|huber_loss|index_(add|copy|fill|reduce)|isin|lerp|linalg_cross|log_ndtr|logaddexp2?|logcumsumexp|logit"
+    r"add(bmm|mm|mv|r)|baddbmm|bernoulli|binary_cross_entropy_with_logits|bucketize|celu|clamp|complex|cross|cross_entropy(_loss)?|cummax|cummin|diagonal_scatter|frac"
+    r"|hardshrink|hardtanh|heaviside|huber_loss|index_(add|copy|fill|reduce)|isin|lerp|linalg_cross|log_ndtr|logaddexp2?|logcumsumexp|logit"
     r"|(log_)?softmax_backward_data|masked_(scatter|select)|multi_margin_loss|multilabel_margin_loss|multinomial|native_group_norm"
     r"|nll_loss(2d|_nd)?|pixel_(un)?shuffle|polar|random|select_scatter|smooth_l1_loss|soft_margin_loss|special_(log_ndtr|xlogy)|threshold|xlogy"
 )
@@ -50,7 +50,7 @@ _OF_TWO_TYPES = frozenset({"embedding", "embedding_bag", "one_hot"})
 _MODULES = frozenset({"torch", "torch._tensor", "torch.functional", "torch.nn.functional", "torch._ops.aten"})
 _MOST = 1 << 24
 """How many elements are made of one tensor. A build of a large model must not take its memory."""
-_NORMS = re.compile(r"(native_)?(batch|group|layer)_norm|instance_norm")
+_NORMS = re.compile(r"(native_)?(batch|group|layer)_norm(_legit|_with_update)?|instance_norm")
 
 
 class KernelArgumentsMode(TorchFunctionMode):
@@ -88,7 +88,7 @@ def _is_unusual(name: str, tensors: Sequence[torch.Tensor], dtypes: Sequence[tor
         or ((len(types) > 1 or torch.bool in types) and _OF_ONE_TYPE.fullmatch(name))
     ):
         return True
-    return _NORMS.fullmatch(name) is not None and not _fit(*tensors)
+    return _NORMS.fullmatch(name) is not None and (len(types) > 1 or not numbers or not _fit(*tensors))
 
 
 def _fit(x: torch.Tensor, *parameters: torch.Tensor) -> bool:
