@@ -26,7 +26,6 @@ from ..api.writes import writes_by_name
 
 _AOT_AUTOGRAD = "torch._functorch._aot_autograd.graph_capture_wrappers"
 """The module that computes the gradients of a joint graph."""
-_FIRST = 2**64 - 1
 """The sequence number of what autograd runs first."""
 
 
@@ -75,7 +74,6 @@ def refused_gradient_writes() -> Iterator[BackwardWriters]:
         if caller().f_globals.get("__name__") != _AOT_AUTOGRAD:
             return grad(outputs, inputs, *args, **kwargs)
         passed: list[tuple[torch.Tensor, list[int]]] = []
-        _put_inputs_first(inputs)
         state.begin(caller().f_locals["primals"], outputs)
         hooks = [register(x, lambda gradient: passed.append((gradient, _writes_to(gradient)))) for x in inputs if x.requires_grad]
         found = grad(outputs, inputs, *args, **kwargs)
@@ -116,16 +114,6 @@ def refused_gradient_writes() -> Iterator[BackwardWriters]:
         hooked("aot-gradient-writes", torch.Tensor, "register_hook", registered),
     ):
         yield state
-
-
-def _put_inputs_first(inputs: Any) -> None:
-    """Let autograd pass gradients to inputs before it runs functions, as it does in eager for leaves.
-
-    Functional tensors without a history have the number of a function in torch 2.9.
-    """
-    for tensor in inputs:
-        if tensor.grad_fn is not None and not tensor.grad_fn.next_functions:
-            tensor.grad_fn._set_sequence_nr(_FIRST)
 
 
 def _memory(gradient: torch.Tensor) -> int:

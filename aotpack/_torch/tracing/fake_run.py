@@ -279,7 +279,7 @@ class _RefusedFunctions(TorchFunctionMode):
             return torch._C._autograd._unsafe_set_version_counter(*args)
         # Frames are read only where they are needed: Dynamo, which traces this around control flow,
         # does not support them.
-        if func == _GET_NODE and torch.is_grad_enabled():  # in torch 2.9 checkpoints read it for themselves
+        if func == _GET_NODE and torch.is_grad_enabled():  # checkpoints of torch 2.11 read it for themselves
             self.reads_nodes |= sys._getframe(1).f_globals.get("__name__") != torch.utils.checkpoint.__name__
         if func == torch.Tensor.storage_offset and origin.is_model(sys._getframe(1).f_code.co_filename):
             raise SideEffectError("reads the storage_offset of an argument, which may differ at each call")
