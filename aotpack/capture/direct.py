@@ -13,6 +13,7 @@ import torch.utils._pytree as pytree
 
 from .._torch.api import checkpoint as checkpoints
 from .._torch.api import own_gradients
+from .._torch.api.fixed_sizes import readers_of_fixed_sizes
 from .._torch.api.module_stack import recorded_modules
 from .._torch.api.whole_numbers import read_as_symbols, reader_of
 from .._torch.tracing import aot_autograd
@@ -25,18 +26,22 @@ from .inputs.dynamic_shapes import DynamicShapes
 def traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:
     """Return the joint graph, and the user's lines whose checkpoints are missing from it.
 
-    If the model calls ``int()`` of a tensor, it is traced again with a symbol in place of the number.
+    If the model calls ``int()`` of a tensor or of a size that varies, it is traced again with a symbol in place of the number.
     """
     readers: list[dict[str, Any]] = []
     while True:
         try:
             with read_as_symbols(readers), kept_checks():
-                return _traced(source)
+                joint, lost_checkpoints = _traced(source)
         except Exception as error:
             reader = reader_of(error)
-            if reader is None:
+            if reader is None or any(reader is known for known in readers):
                 raise
-            readers.append(reader)
+        else:
+            reader = next(iter(readers_of_fixed_sizes(joint.fake_mode)), None)
+            if reader is None:
+                return joint, lost_checkpoints
+        readers.append(reader)
 
 
 def _traced(source: FrontEndInput) -> tuple[aot_autograd.Joint, tuple[str, ...]]:

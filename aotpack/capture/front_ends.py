@@ -33,7 +33,7 @@ from .._torch.api.moves import unmoved_modules
 from .._torch.api.packed import packed_sequences
 from .._torch.api.random_operators import draws_in_subgraphs
 from .._torch.api.scalar_indices import ScalarIndices
-from .._torch.api.shape_env import recorded_guards
+from .._torch.api.shape_env import fixed_sources, recorded_guards
 from .._torch.tracing import aot_autograd, fake_run
 from .._torch.tracing.decompose import decomposed_as_eager
 from .._torch.tracing.eager_kernels import kept_above_autograd
@@ -96,6 +96,8 @@ def capture(
 ) -> Captured:
     """Trace ``model`` in one mode with the first front end that accepts it.
 
+    If each one that accepts it makes a size constant that should vary, the first one's trace counts.
+
     The model does not run on real data unless all front ends refuse it. Then eager runs find out
     whether the model itself fails, and whether ``follow_example`` would help. The model's mode is
     restored. ``exact_random`` keeps every random draw.
@@ -114,9 +116,13 @@ def capture(
     """
     source = FrontEndInput(model, args, kwargs, shapes, decompositions, training, grad, exact_random)
     regions_refused = ""
+    narrow: Captured | None = None
     if regional is not False:
         try:
-            return _attempt_with_regions(source, front_ends)
+            captured = _attempt_with_regions(source, front_ends)
+            if not _fixes_sizes(source, captured):
+                return captured
+            narrow = captured
         except _NoRegionsError as error:
             regions_refused = str(error)
     refused: list[Reason] = []
@@ -136,8 +142,21 @@ def capture(
             refused.append(reason(name, error))
             cause = cause or error
         else:
-            return replace(captured, rejected=tuple(each.problem for each in merged(refused)), regions_refused=regions_refused)
+            captured = replace(
+                captured, rejected=tuple(each.problem for each in merged(refused)), regions_refused=regions_refused
+            )
+            if not _fixes_sizes(source, captured):
+                return captured
+            narrow = narrow or captured
+    if narrow is not None:
+        return narrow
     raise _refused_by_all(source, by_use(merged(refused)), cause, front_ends, follow_example=follow_example)
+
+
+def _fixes_sizes(source: FrontEndInput, captured: Captured) -> bool:
+    """Whether the trace made a size constant that a ``Dim`` names. Another front end may keep it."""
+    named = any(not size.automatic for items in source.shapes.related().values() for _, _, size in items)
+    return named and bool(fixed_sources(captured.joint.fake_mode))
 
 
 def _attempt(source: FrontEndInput, front_end: str, observed: Sequence[Branch]) -> Captured:

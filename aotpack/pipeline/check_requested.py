@@ -9,6 +9,7 @@ from msgspec import structs
 
 from aotpack_loader.errors import BuildError, Problem, UnsupportedError
 from aotpack_loader.format import expressions, schema
+from aotpack_loader.format.interface import ASSIGNED
 from aotpack_loader.format.labels import Labels, sources_of
 
 from .. import signature
@@ -85,6 +86,8 @@ def narrowed(
     """Say which sizes vary less than ``Dim.AUTO`` lets them: those that are fixed, and those with a smaller range."""
     ranges = {symbol.name: symbol for symbol in symbols}
     for where, size, bounds in _declared_sizes(shapes, leaves, automatic=True):
+        if where.startswith(ASSIGNED):  # nobody asked for these
+            continue
         if isinstance(size, int):
             yield f"{where}, Dim.AUTO, does not vary: the model fixes it at {size}{_at(lines, size)}"
         elif size in ranges:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
+from torch.export import Dim
 
 from aotpack_loader.errors import CaptureError
 from aotpack_loader.format import schema
@@ -108,11 +109,19 @@ def _names_buffers(example: Example) -> bool:
 def _with_state(example: Example, names: Sequence[str], passing: contextlib.ExitStack) -> Example:
     """The example with the buffers ``names`` as a further argument, which the model takes until ``passing`` ends."""
     passing.enter_context(assigned_state.passed(example.model, names))
-    kwargs, sizes = {**example.kwargs, ASSIGNED: assigned_state.example(example.model, names)}, example.dynamic_shapes
+    state, sizes = assigned_state.example(example.model, names), example.dynamic_shapes
     if isinstance(sizes, Mapping):
         others = {name: size for name, size in sizes.items() if name not in names}
-        sizes = {**others, ASSIGNED: {name: sizes.get(name) for name in names}}
-    return replace(example, kwargs=kwargs, dynamic_shapes=sizes, assigned=names)
+        sizes = {
+            **others,
+            ASSIGNED: {name: sizes[name] if name in sizes else _automatic(buffer) for name, buffer in state.items()},
+        }
+    return replace(example, kwargs={**example.kwargs, ASSIGNED: state}, dynamic_shapes=sizes, assigned=names)
+
+
+def _automatic(buffer: torch.Tensor) -> dict[int, object]:
+    """Sizes that vary if the model lets them."""
+    return dict.fromkeys(range(buffer.ndim), Dim.AUTO)
 
 
 def _assigned_by(example: Example) -> list[str]:

@@ -14,9 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from .patching import Replacing, hooked
+from .whole_numbers import reader
 
 _PACKAGE = str(Path(__file__).parents[2])
 _stacks: WeakKeyDictionary[ShapeEnv, dict[int, traceback.StackSummary]] = WeakKeyDictionary()
+_readers: WeakKeyDictionary[ShapeEnv, list[dict[str, Any]]] = WeakKeyDictionary()
 
 
 def noted_fixed_sizes() -> Replacing:
@@ -26,6 +28,8 @@ def noted_fixed_sizes() -> Replacing:
     def noted(env: ShapeEnv, symbol: Any, value: Any, *args: Any, **kwargs: Any) -> None:
         if value.is_Integer and env.replacements.get(symbol) != value:
             _stacks.setdefault(env, {}).setdefault(int(value), TracingContext.extract_stack() or _in_the_build())
+            found = reader(frame for frame, _ in traceback.walk_stack(None))
+            _readers.setdefault(env, []).extend([] if found is None else [found])
         replace(env, symbol, value, *args, **kwargs)
 
     return hooked("shapes-fixed-sizes", ShapeEnv, "_set_replacement", noted)
@@ -40,3 +44,8 @@ def _in_the_build() -> traceback.StackSummary:
 def stacks_of_fixed_sizes(mode: FakeTensorMode) -> Mapping[int, traceback.StackSummary]:
     """Where a trace in this mode first made a size the constant that is the key."""
     return {} if mode.shape_env is None else _stacks.get(mode.shape_env, {})
+
+
+def readers_of_fixed_sizes(mode: FakeTensorMode) -> list[dict[str, Any]]:
+    """The globals of the model's functions that read ``int`` and made a size constant in this mode."""
+    return [] if mode.shape_env is None else _readers.get(mode.shape_env, [])

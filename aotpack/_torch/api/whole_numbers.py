@@ -1,15 +1,16 @@
-"""``int()`` in a model that is traced: of a tensor or a symbol it is a symbol.
+"""``int`` in a model that is traced: ``int()`` of a tensor or a symbol is a symbol, and a symbol is an ``int``.
 
-Python's ``int`` returns a number, which a trace does not have. Modules of a model look up ``int`` among their globals first,
-so :data:`WHOLE` stands there while the model is traced.
+Python's ``int()`` returns a number, which a trace does not have, and a size that varies is no ``int`` for ``isinstance()``.
+Modules of a model look up ``int`` among their globals first, so :data:`WHOLE` stands there while the model is traced.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
-from collections.abc import Iterator, Sequence
-from types import TracebackType
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -29,7 +30,7 @@ class _Whole(type):
         return torch.sym_int(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else int(*args, **kwargs)
 
     def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, int)
+        return isinstance(value, int) or (isinstance(value, torch.SymInt) and builds())
 
     def __subclasscheck__(cls, other: type) -> bool:
         return issubclass(other, int)
@@ -48,24 +49,28 @@ WHOLE: Final = _Whole("int", (), {})
 
 
 def reader_of(error: BaseException) -> dict[str, Any] | None:
-    """The globals of the model's function whose ``int()`` a trace cannot compute; None: something else is wrong."""
+    """The globals of the model's function that reads ``int``, and fails because a symbol is none; None: it fails otherwise.
+
+    Such a function needs a number of ``int()``, or raises an error itself.
+    """
     found = None
     each: BaseException | None = error
     while each is not None:
-        if isinstance(each, GuardOnDataDependentSymNode) and "specialized integer" in str(each):
-            found = _innermost(each.__traceback__)
+        frames = [frame for frame, _ in traceback.walk_tb(each.__traceback__)]
+        symbolic = isinstance(each, GuardOnDataDependentSymNode) and "specialized integer" in str(each)
+        if symbolic or (frames and origin.is_model(frames[-1].f_code.co_filename)):
+            found = reader(reversed(frames))
         each = each.__cause__ or each.__context__
     return found
 
 
-def _innermost(traceback: TracebackType | None) -> dict[str, Any] | None:
-    found = None
-    while traceback is not None:
-        frame, traceback = traceback.tb_frame, traceback.tb_next
+def reader(frames: Iterable[FrameType]) -> dict[str, Any] | None:
+    """The globals of the first of ``frames`` that is the model's, if it reads ``int``. The innermost frame comes first."""
+    for frame in frames:
         if origin.is_model(frame.f_code.co_filename):
-            found = frame
-    reads = found is not None and "int" in found.f_code.co_names and found.f_builtins.get("int") is builtins.int
-    return found.f_globals if found is not None and reads and "int" not in found.f_globals else None
+            reads = "int" in frame.f_code.co_names and frame.f_builtins.get("int") is builtins.int
+            return frame.f_globals if reads and "int" not in frame.f_globals else None
+    return None
 
 
 @contextlib.contextmanager

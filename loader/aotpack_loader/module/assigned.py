@@ -5,11 +5,19 @@ Their methods take these buffers in a dictionary, and leave the new ones in it (
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
+from ..errors import InputError, Problem
 from ..format.interface import ASSIGNED
 from .program import LoadedProgram
+
+_BUFFER: Final = re.compile(rf"^{ASSIGNED}\[(.*?)\]")
+_HINT: Final = (
+    "A call takes the buffers that it assigns, so their sizes must fit the arguments. "
+    "Assign buffers of these sizes before a call with other ones: model.layer.mem = torch.zeros(7, 5)."
+)
 
 
 def members(names: Sequence[str]) -> dict[str, Any]:
@@ -26,7 +34,13 @@ def _run(self: Any, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return LoadedProgram._aotpack_run(self, call, args, kwargs)
     slots = {name: self._aotpack_slots[name] for name in self._aotpack_assigned}
     state = {name: holder.get(key) for name, (holder, key) in slots.items()}
-    result = LoadedProgram._aotpack_run(self, call, args, {**kwargs, ASSIGNED: state})
+    try:
+        result = LoadedProgram._aotpack_run(self, call, args, {**kwargs, ASSIGNED: state})
+    except InputError as error:
+        if not any(problem.where.startswith(ASSIGNED) for problem in error.problems):
+            raise
+        problems = [Problem(_BUFFER.sub(r"buffer \1", problem.where), problem.message) for problem in error.problems]
+        raise InputError(error.summary, problems, hint=_HINT) from error
     for name, (holder, key) in slots.items():
         holder[key] = state[name]
     return result

@@ -1,0 +1,86 @@
+"""Models that treat sizes as Python integers: ``int()``, ``isinstance()`` and functions of ``math``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import aotpack
+from aotpack_loader.errors import CaptureError
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def own_gradient(x: torch.Tensor) -> torch.Tensor:
+    """The gradient of a function of ``x``, which the model computes itself. So only a direct trace takes it."""
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(x.sin().sum(), x, create_graph=True)[0]
+
+
+def of_int(x: torch.Tensor) -> torch.Tensor:
+    rows = int(x.shape[0])
+    return own_gradient(x) + torch.arange(rows)[:, None] / rows
+
+
+def of_instance(x: torch.Tensor) -> torch.Tensor:
+    rows = x.shape[0]
+    if not (isinstance(rows, int) and rows >= 0):
+        raise TypeError(f"the number of rows is {rows}")
+    return own_gradient(x) / rows
+
+
+def of_type(x: torch.Tensor) -> torch.Tensor:
+    """As kornia writes a constant: for ``torch.compile`` a size is of the type ``int``, and ``math`` needs its value."""
+    rows = x.shape[0]
+    sign = math.copysign(1.0, rows) if type(rows) is int else 1.0
+    return x * rows * sign
+
+
+class Model(nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x) * self.weight
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"), [(of_int, of_int), (of_instance, of_instance), (of_type, lambda x: x * len(x))]
+)
+def test_sizes_vary(function: Function, expected: Function, tmp_path: Path) -> None:
+    rows = torch.export.Dim("rows", min=2, max=64)
+    path, sizes = tmp_path / "m.aotpack", {"x": {0: rows}}
+    aotpack.build(
+        Model(function), (torch.randn(4, 3),), out=path, targets=("portable",), methods=("train",), dynamic_shapes=sizes
+    )
+    loaded = aotpack.load(path)
+    for count in (7, 2):
+        x = torch.randn(count, 3)
+        loaded.zero_grad()
+        result = loaded(x)
+        torch.testing.assert_close(result, expected(x))
+        result.square().sum().backward()
+        torch.testing.assert_close(loaded.weight.grad, 2 * expected(x).square().sum(0))
+
+
+class Repeats(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        for _ in range(int(count)):
+            x = self.layer(x)
+        return x
+
+
+def test_a_range_of_a_tensor_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"Python computes with a number read from a tensor.*range\(int\(count\)\)"):
+        aotpack.build(Repeats(), (torch.randn(2, 3), torch.tensor(3)), out=tmp_path / "m", targets=("portable",))
