@@ -64,7 +64,7 @@ FRONT_ENDS = ("dynamo", "export", "trace")
 class Captured:
     """A traced method.
 
-    ``front_end`` made the joint graph, and ``rejected`` has the reasons of those tried before.
+    ``front_end`` made the joint graph, and ``rejected`` has the reasons of others that were tried.
     ``lost_checkpoints`` are the user's lines whose checkpoints the graph does not recompute.
     ``branches`` are the Python branches that were taken as on the example inputs. ``regions`` are
     how many layers are nested compile regions, and ``regions_refused`` says why none are.
@@ -116,13 +116,12 @@ def capture(
     """
     source = FrontEndInput(model, args, kwargs, shapes, decompositions, training, grad, exact_random)
     regions_refused = ""
-    narrow: Captured | None = None
+    found: Captured | None = None
     if regional is not False:
         try:
-            captured = _attempt_with_regions(source, front_ends)
-            if not _fixes_sizes(source, captured):
-                return captured
-            narrow = captured
+            found = _attempt_with_regions(source, front_ends)
+            if not _fixes_sizes(source, found):
+                return found
         except _NoRegionsError as error:
             regions_refused = str(error)
     refused: list[Reason] = []
@@ -134,22 +133,21 @@ def capture(
                 with modes(source):
                     observed = observe(model, args, kwargs)
             captured = _attempt(replace(source, returned=Returned()), name, observed or [])
-        except (AotpackError, fake_run.SetsRequiresGradError):
-            raise
         except Exception as error:  # a front end may raise any error, which is reported if no other succeeds
-            if (refusal := final_refusal(source, name, error)) is not None:
+            if found is None and isinstance(error, (AotpackError, fake_run.SetsRequiresGradError)):
+                raise
+            if found is None and (refusal := final_refusal(source, name, error)) is not None:
                 raise refusal from error
             refused.append(reason(name, error))
             cause = cause or error
         else:
-            captured = replace(
-                captured, rejected=tuple(each.problem for each in merged(refused)), regions_refused=regions_refused
-            )
+            captured = replace(captured, regions_refused=regions_refused)
             if not _fixes_sizes(source, captured):
-                return captured
-            narrow = narrow or captured
-    if narrow is not None:
-        return narrow
+                found = captured
+                break
+            found = found or captured
+    if found is not None:
+        return replace(found, rejected=tuple(each.problem for each in merged(refused)))
     raise _refused_by_all(source, by_use(merged(refused)), cause, front_ends, follow_example=follow_example)
 
 

@@ -40,12 +40,13 @@ def check_dynamic(
     constraints: Sequence[str],
     lines: Mapping[int, str],
     *,
+    rejected: Sequence[Problem] = (),
     second: bool = False,
 ) -> None:
     """Check that each size that the user declared dynamic is dynamic, over the whole range that the user gave.
 
-    ``lines`` are those of the model that fix a size at a number. ``second``: the method computes second
-    derivatives, so its arguments are not the user's.
+    ``lines`` are those of the model that fix a size at a number, and ``rejected`` says why other front ends could not keep
+    it. ``second``: the method computes second derivatives, so its arguments are not the user's.
     """
     ranges, labels = {symbol.name: symbol for symbol in symbols}, Labels(symbols, sources_of(leaves))
     problems, ones = list[Problem](), list[str]()
@@ -73,7 +74,7 @@ def check_dynamic(
     if problems:
         raise BuildError(
             "The model does not allow these sizes to vary as dynamic_shapes asks.",
-            problems,
+            [*problems, *rejected],
             hint=f"Operators decide by a size of 1. Build with an example that has 2 or more in {', '.join(ones)}."
             if ones
             else "",

@@ -223,7 +223,8 @@ def trace_once(context: BuildContext, plan: MethodPlan, arrangement: Arrangement
     if convention.backward is not None and not plan.grad:
         check_turned_on(convention)
     stacks = stacks_of_fixed_sizes(captured.joint.fake_mode)
-    convention = _with_labels(context, plan, convention, {size: of_stack(stack) for size, stack in stacks.items()})
+    lines = {size: of_stack(stack) for size, stack in stacks.items()}
+    convention = _with_labels(context, plan, convention, lines, captured.rejected)
     identical = [list(group) for group in arrangement.identical]
     if alone := gradients_only():
         context.run.note(f"{plan.name!r} serves no calls without gradients, because the model acts differently there")
@@ -282,15 +283,20 @@ def _warn_of_recomputation(run: Run, plan: MethodPlan, convention: signature.Con
 
 
 def _with_labels(
-    context: BuildContext, plan: MethodPlan, convention: signature.Convention, lines: Mapping[int, str]
+    context: BuildContext,
+    plan: MethodPlan,
+    convention: signature.Convention,
+    lines: Mapping[int, str],
+    rejected: Sequence[Problem],
 ) -> signature.Convention:
     """Return the method with the user's names of its sizes, which must vary as the user asked.
 
-    ``lines`` are those of the model that fix a size at a number.
+    ``lines`` are those of the model that fix a size at a number, and ``rejected`` says why front ends could not trace it.
     """
     shapes, method = context.shapes, convention.method
     symbols = labelled(method.symbols, shapes, method.leaves)
-    check_dynamic(shapes, method.leaves, symbols, method.constraints, lines, second=plan.role == "derivative")
+    second = plan.role == "derivative"
+    check_dynamic(shapes, method.leaves, symbols, method.constraints, lines, rejected=rejected, second=second)
     told = [*narrowed(shapes, method.leaves, symbols, lines), *merged(shapes, method.leaves)]
     for found in told if plan.role == "call" else ():
         context.run.warn(f"{plan.name!r}: {found}")
