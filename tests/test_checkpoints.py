@@ -509,6 +509,29 @@ def test_what_cannot_be_stored(bundle: Path, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"step": -1}, r"Expected `int` >= 0 - at `\$\.step`"),
+        ({"step": 1.5}, r"Expected `int`, got `float` - at `\$\.step`"),
+        ({"step": torch.tensor(3)}, "type Tensor"),
+        ({"extra": {"note": "\ud800"}}, "surrogates not allowed"),
+        ({"extra": [1]}, "extra= takes a dictionary with names, and no list"),
+        ({"optimizer": 5}, "optimizer: is a int, and no optimizer"),
+        ({"optimizer": {"first": [torch.optim.SGD]}}, "first: is a list, and no optimizer"),
+        ({"scheduler": 5}, "scheduler: is a int, and no scheduler"),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_written(given: dict[str, Any], text: str, saved: tuple[Any, Path]) -> None:
+    model, path = saved
+    with pytest.raises(CheckpointError, match=text):
+        model.aotpack.save_checkpoint(path, asynchronous=True, **given)
+    assert model.aotpack.load_checkpoint(path).step == 1
+    if "optimizer" in given:
+        with pytest.raises(CheckpointError, match=text):
+            model.aotpack.load_checkpoint(path, **given)
+
+
 # ---------------------------------------------------------------- places
 
 

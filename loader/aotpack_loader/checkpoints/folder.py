@@ -95,9 +95,7 @@ def write_folder(
                 for group, items in tensors.items()
                 for i, shard in enumerate(shards(items, shard_bytes))
             ]
-            data = msgspec.json.encode(replace(document, files=files))  # not sorted: dictionaries keep their order
-            if len(data) > MAX_DOCUMENT_BYTES or has_too_many_items(data):
-                raise CheckpointError("The state has too much plain data for a checkpoint.", hint="Keep arrays as tensors.")
+            data = encoded(replace(document, files=files))
             with open(folder / DOCUMENT, "xb", buffering=0) as file:
                 _write(file.fileno(), memoryview(data))
                 os.fsync(file.fileno())
@@ -107,6 +105,24 @@ def write_folder(
     except OSError as error:
         hint = "An earlier checkpoint at this path is as it was." if target.exists() else ""
         raise CheckpointError(f"The checkpoint {target} cannot be written: {error.strerror}.", hint=hint) from error
+
+
+def encoded(document: CheckpointDocument) -> bytes:
+    """Return the JSON bytes of ``document``, which can be read again. Dictionaries keep their order.
+
+    Raises:
+        CheckpointError: it is too large, or holds what could not be read again.
+    """
+    try:
+        data = msgspec.json.encode(document)
+        if len(data) > MAX_DOCUMENT_BYTES or has_too_many_items(data):
+            raise CheckpointError("The state has too much plain data for a checkpoint.", hint="Keep arrays as tensors.")
+        decode(data, CheckpointDocument, where=DOCUMENT)
+    except CorruptBundleError as error:
+        raise CheckpointError("The state cannot be stored in a checkpoint.", error.problems) from error
+    except (TypeError, ValueError, RecursionError) as error:  # no plain data, text that is no Unicode, too deep
+        raise CheckpointError("The state cannot be stored in a checkpoint.", [Problem("", str(error))]) from error
+    return data
 
 
 def shards(tensors: Mapping[str, torch.Tensor], shard_bytes: int) -> Iterator[dict[str, torch.Tensor]]:

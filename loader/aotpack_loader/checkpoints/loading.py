@@ -52,7 +52,7 @@ def load(
     undo: list[Callable[[], object]] = []
     try:
         if optimizer is not None:
-            optimizers = by_name(optimizer, "optimizer")
+            optimizers = by_name(optimizer, "optimizer", "param_groups")
             problems += _unknown("optimizer", document.optimizers, optimizers)
             for name in filter(document.optimizers.__contains__, optimizers):
                 problems += _load_optimizer(name, document.optimizers[name], optimizers[name], named, opened, undo)

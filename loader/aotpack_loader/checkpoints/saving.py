@@ -26,7 +26,7 @@ from .document import (
     TensorEntry,
     as_float,
 )
-from .folder import checked_target, dtype_name, write_folder
+from .folder import checked_target, dtype_name, encoded, write_folder
 
 
 class NamedState:
@@ -124,9 +124,11 @@ def save(
     named, encoder = NamedState(module), Encoder()
     problems = [Problem(name, "has an extra state, which is no tensor") for name in named.computed]
     problems += [Problem(name, f"is {_kind(t)}") for name, t in named.tensors.items() if not _is_plain(t)]
-    saved = {name: _optimizer(name, one, named, encoder) for name, one in by_name(optimizer, "optimizer").items()}
+    saved = {name: _optimizer(name, one, named, encoder) for name, one in by_name(optimizer, "optimizer", "param_groups").items()}
     given = by_name(scheduler, "scheduler")
     numbers = {name: SavedScheduler(type(one).__name__, encoder.mapping(one.state_dict(), name)) for name, one in given.items()}
+    if not isinstance(extra, Mapping):
+        raise CheckpointError(f"extra= takes a dictionary with names, and no {type(extra).__name__}.")
     others = encoder.mapping(extra, "extra")
     problems += encoder.problems
     problems += [Problem(name, f"is {_kind(t)}") for name, t in encoder.tensors.items() if not _is_plain(t)]
@@ -150,6 +152,7 @@ def save(
         schedulers=numbers,
         extra=others,
     )
+    encoded(document)  # now, and not in a thread
     groups = {"model": named.tensors, "values": encoder.tensors}
     saving = Saving(target)
     if asynchronous:
@@ -160,9 +163,18 @@ def save(
     return saving
 
 
-def by_name(given: Any, name: str) -> Mapping[str, Any]:
-    """One object or several by name, as several by name."""
-    return {} if given is None else given if isinstance(given, Mapping) else {name: given}
+def by_name(given: Any, name: str, *needed: str) -> Mapping[str, Any]:
+    """One object or several by name, as several by name. Each has a ``state_dict()``, and what else is ``needed``.
+
+    Raises:
+        CheckpointError: one has not.
+    """
+    found: Mapping[str, Any] = {} if given is None else given if isinstance(given, Mapping) else {name: given}
+    others = [(key, one) for key, one in found.items() if not all(hasattr(one, need) for need in ("state_dict", *needed))]
+    if others:
+        problems = [Problem(str(key), f"is a {type(one).__name__}, and no {name}") for key, one in others]
+        raise CheckpointError(f"{name}= takes one {name}, or a dictionary of several.", problems)
+    return found
 
 
 def kind_of(optimizer: Any) -> str:
