@@ -108,15 +108,15 @@ EXACT = {
     "Adadelta": of("Adadelta"),
     "NAdam": of("NAdam", decoupled_weight_decay=True, weight_decay=0.1),
     "Rprop": of("Rprop"),
+    "ASGD": of("ASGD", t0=3.0, lambd=0.1, weight_decay=0.1),
     "Muon": lambda model: torch.optim.Muon([p for p in model.parameters() if p.dim() == 2]),
 }
 CLOSE = {
     "Adafactor": of("Adafactor"),
-    "RAdam": of("RAdam"),
-    "ASGD": of("ASGD", t0=3.0),
+    "RAdam": of("RAdam", lr=0.1),
     "AdamW fused": of("AdamW", fused=True),
 }
-"""Those that sum in another order, compute with tensors where eager computes with numbers, or have another kernel in eager."""
+"""Those that compute in another order, or have another kernel in eager."""
 
 
 @pytest.mark.parametrize("name", EXACT | CLOSE)
@@ -127,7 +127,7 @@ def test_steps_are_those_of_torch(name: str, tmp_path: Path) -> None:
     # torch's fused kernel takes gradients of other strides as if they had the parameter's.
     steps([(model, eager), (loaded, own)], 100, skipped="norm.weight", contiguous=name != "AdamW fused")
     difference = largest_difference(eager, own)
-    assert difference == 0 if name in EXACT else difference < 1e-4
+    assert difference == 0 if name in EXACT else difference < 1e-5
     if name != "AdamW fused":
         eager.load_state_dict(own.state_dict())
         own.load_state_dict(eager.state_dict())
@@ -135,7 +135,7 @@ def test_steps_are_those_of_torch(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("name", ["SGD with momentum", "AdamW", "Rprop", "Adafactor", "Muon", "ASGD"])
+@pytest.mark.parametrize("name", ["SGD with momentum", "AdamW", "Rprop", "Adafactor", "Muon", "ASGD", "RAdam"])
 def test_native_steps_are_those_of_torch(name: str, tmp_path: Path) -> None:
     made = (EXACT | CLOSE)[name]
     model, loaded = built(tmp_path, made, target="cpu")

@@ -66,7 +66,7 @@ class Update(torch.nn.Module):
         for path in values:
             self._note(path, schema.OptimizerNumber())
         optimizer = self._asked.fresh(self._group.traced(values, **self._others), [parameter])
-        held = {name: x.item() if name in self._integers else x for name, x in state.items()}
+        held = {name: x.item() if name in self._integers else self._exact(x) for name, x in state.items()}
         optimizer.state[parameter] = {**held}
         parameter.grad = gradient
         try:
@@ -84,6 +84,10 @@ class Update(torch.nn.Module):
                 state[name].fill_(value)
             elif value is not state[name]:
                 state[name].copy_(value)
+
+    def _exact(self, state: torch.Tensor) -> torch.Tensor:
+        """A number of the state: in float64 where a step computes with tensors, as eager computes with numbers of Python."""
+        return state.double() if self._others and not state.dim() and state.is_floating_point() else state
 
     @contextlib.contextmanager
     def _decided(self, values: Mapping[str, Any]) -> Iterator[None]:

@@ -33,6 +33,7 @@ OPTIMIZERS = {
     "SGD": of("SGD", lr=0.1, momentum=0.9, nesterov=True),
     "AdamW": of("AdamW", lr=0.1),
     "Rprop": of("Rprop"),
+    "RAdam": of("RAdam", lr=0.1),
     "Adafactor": of("Adafactor"),
     "Muon": lambda model: torch.optim.Muon([p for p in model.parameters() if p.dim() == 2]),
 }
