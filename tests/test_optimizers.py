@@ -716,6 +716,14 @@ class Strange(torch.optim.SGD):
             p -= self.state[p]["kept"]
 
 
+class Failing(torch.optim.SGD):
+    """Its step raises."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        raise ZeroDivisionError
+
+
 @pytest.mark.parametrize(
     ("optimizer", "text"),
     [
@@ -725,6 +733,8 @@ class Strange(torch.optim.SGD):
         (lambda model: torch.optim.AdamW(model.parameters(), lr=-1), "Invalid learning rate"),
         ({"a": of("SGD"), "b": of("SGD")}, "as a does"),
         (lambda model: Strange(model.parameters()), "other values before the first step"),
+        (of("Adam", differentiable=True), "differentiable is set"),
+        (lambda model: Failing(model.parameters()), r"fails in eager for a parameter of sizes \[\]\.\n  ZeroDivisionError"),
     ],
 )
 def test_optimizers_that_cannot_be_built(optimizer: Any, text: str, tmp_path: Path) -> None:

@@ -257,7 +257,9 @@ def test_which_result_is_the_loss() -> None:
     assert loss_of((vector, [number], count)) is number
     assert loss_of({"a": torch.tensor(0.0, requires_grad=True), "loss": number}) is number
     assert loss_of(Named(number, vector.sum())) is number
-    for outputs in (vector, (number, vector.sum()), {"loss": vector}, torch.tensor(1.0), None):
+    assert loss_of((number, torch.tensor(0.5))) is number  # a metric beside it
+    constant = torch.tensor(1.0)
+    for outputs in (vector, (number, vector.sum()), {"loss": vector}, constant, {"a": number, "loss": constant}, None):
         with pytest.raises(AotpackError, match="not clear which result is the loss"):
             loss_of(outputs)
     with pytest.raises(AotpackError) as error:

@@ -176,6 +176,8 @@ def _problems(asked: AskedOptimizer) -> Iterator[str]:
     hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     if any(getattr(optimizer, name, None) for name in hooks):
         yield "it has hooks of steps; register them on the optimizer of the loaded bundle"
+    if optimizer.defaults.get("differentiable"):
+        yield "differentiable is set, and steps of a bundle have no gradients"
     for group in asked.groups:
         for option, value in group.options.items():
             if not _is_plain(value):

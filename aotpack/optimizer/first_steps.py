@@ -86,7 +86,7 @@ def first_step(asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> 
     """What the first step sets up for a parameter of these sizes.
 
     Raises:
-        UnsupportedError: a first step does something else than further ones do.
+        UnsupportedError: a first step does something else than further ones do, or eager's own step fails.
     """
     numbers = {**group.numbers, **({"lr": _UNLIKE} if "lr" in group.numbers else {})}
     start, gradient = torch.randn_like(parameter), torch.randn_like(parameter)
@@ -98,7 +98,12 @@ def first_step(asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> 
         if state is not None:
             optimizer.state[changed] = {name: copy.deepcopy(value) for name, value in state.items()}
         changed.grad = gradient.clone()
-        step(optimizer)
+        try:
+            step(optimizer)
+        except Exception as error:
+            kind, sizes = type(asked.optimizer).__name__, [*parameter.shape]
+            problems = [Problem("", f"{type(error).__name__}: {error}")]
+            raise UnsupportedError(f"A step of {kind} fails in eager for a parameter of sizes {sizes}.", problems) from error
         return changed, {name: value for name, value in optimizer.state[changed].items() if value is not None}
 
     with _Created() as created:

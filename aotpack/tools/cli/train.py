@@ -74,7 +74,7 @@ def command(
     """Train BUNDLE with the optimizer that it holds.
 
     DIR gets `checkpoint`, `metrics.jsonl` and an event file for TensorBoard. If it has a checkpoint, the run goes on from
-    there, bit for bit. The loss is the result that is called `loss`, or the only scalar result.
+    there, bit for bit. The loss is the result that is called `loss`, or the only scalar with a gradient.
     """
     import aotpack_loader
 

@@ -12,15 +12,14 @@ from ..errors import AotpackError, Problem
 
 
 def loss_of(outputs: Any) -> torch.Tensor:
-    """The result that is called ``loss``, or the only scalar result.
+    """The result that is called ``loss``, or the only scalar result with a gradient.
 
     Raises:
         AotpackError: there is none, or several; lists the results.
     """
     found = dict(_results(outputs, ""))
     scalars = {name: t for name, t in found.items() if t.dim() == 0 and t.is_floating_point()}
-    named = [name for name in scalars if name == "loss"]
-    chosen = named or [*scalars]
+    chosen = ["loss"] if "loss" in scalars else [name for name, t in scalars.items() if t.requires_grad]
     if len(chosen) == 1 and scalars[chosen[0]].requires_grad:
         return scalars[chosen[0]]
     problems = [Problem(name or "the result", f"{str(t.dtype).removeprefix('torch.')}{[*t.shape]}") for name, t in found.items()]

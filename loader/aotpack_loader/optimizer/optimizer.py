@@ -166,7 +166,7 @@ class LoadedOptimizer(Optimizer):
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module with these arguments, compute the gradients of its loss, update, and drop the gradients.
 
-        The loss is the result that is called ``loss``, or the only scalar result. With ``accumulate=n``, gradients
+        The loss is the result called ``loss``, or the only scalar with a gradient. With ``accumulate=n``, gradients
         are the mean over n calls, and the nth updates.
 
         Returns:
