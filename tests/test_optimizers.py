@@ -147,6 +147,22 @@ def test_native_steps_are_those_of_torch(name: str, tmp_path: Path) -> None:
     assert all(p._version > before for p, before in zip(own.param_groups[0]["params"], versions, strict=False))
 
 
+@pytest.mark.compiled
+def test_native_steps_of_half_types(tmp_path: Path) -> None:
+    """A step reads all that it needs before it writes: each differs from eager's by rounding alone."""
+    made = of("ASGD", lr=0.1)
+    model, loaded = built(tmp_path, made, target="cpu", model=Net().bfloat16())
+    eager, own = made(model), loaded.aotpack.optimizer()
+    for _ in range(4):
+        steps([(model, eager), (loaded, own)], 1)
+        for p, q in zip(model.parameters(), loaded.parameters(), strict=True):
+            state = [(value, own.state[q][key]) for key, value in eager.state[p].items()]
+            for x, y in ((p.detach(), q.detach()), *state):
+                assert (x - y).abs().max() <= 2 * torch.finfo(torch.bfloat16).eps * x.abs().max()
+        loaded.load_state_dict(model.state_dict())
+        own.load_state_dict(copy.deepcopy(eager.state_dict()))
+
+
 class Lion(torch.optim.Optimizer):
     """An optimizer of the user's own, whose state has an integer and is replaced at each step."""
 

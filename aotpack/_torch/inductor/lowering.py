@@ -338,7 +338,10 @@ class WatchedGraph(GraphLowering):
         self.lowering.working = [n]
         in_its_layout = attribute_set(self, "layout_opt", False) if n in self.contiguous else contextlib.nullcontext()
         with in_its_layout:
-            result = stored_if_pooled(n, stored_if_residual(n, rounded(n, super().run_node(n))))
+            lowered = super().run_node(n)
+            result = stored_if_pooled(n, stored_if_residual(n, rounded(n, lowered)))
+            if result is not lowered:  # a later write to what it reads waits for it, too
+                self.register_users_of(result)
         if n.op == "placeholder":
             return channels_last(result) if n in self.nodes_prefer_channels_last else result
         return as_in_eager(result, n.meta["val"].stride()) if n in self._shown or n in self.converted else result
