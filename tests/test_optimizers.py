@@ -732,6 +732,28 @@ class Strange(torch.optim.SGD):
             p -= self.state[p]["kept"]
 
 
+class Normed(torch.optim.SGD):
+    """Its step divides by the norm of all gradients."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        parameters = [p for p in self.param_groups[0]["params"] if p.grad is not None]
+        norm = torch.stack([p.grad.norm() for p in parameters]).norm()
+        for p in parameters:
+            p -= p.grad / norm
+
+
+class Counting(torch.optim.SGD):
+    """It counts its steps in the group."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["dampening"] += 1
+            for p in (p for p in group["params"] if p.grad is not None):
+                p -= p.grad / group["dampening"]
+
+
 class Failing(torch.optim.SGD):
     """Its step raises."""
 
@@ -749,6 +771,8 @@ class Failing(torch.optim.SGD):
         (lambda model: torch.optim.AdamW(model.parameters(), lr=-1), "Invalid learning rate"),
         ({"a": of("SGD"), "b": of("SGD")}, "as a does"),
         (lambda model: Strange(model.parameters()), "other values before the first step"),
+        (lambda model: Normed(model.parameters()), "from more than its gradient and its state"),
+        (lambda model: Counting(model.parameters()), "from more than its gradient and its state"),
         (of("Adam", differentiable=True), "differentiable is set"),
         (lambda model: Failing(model.parameters()), r"fails in eager for a parameter of sizes \[\]\.\n  ZeroDivisionError"),
     ],

@@ -98,12 +98,7 @@ def first_step(asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> 
         if state is not None:
             optimizer.state[changed] = {name: copy.deepcopy(value) for name, value in state.items()}
         changed.grad = gradient.clone()
-        try:
-            step(optimizer)
-        except Exception as error:
-            kind, sizes = type(asked.optimizer).__name__, [*parameter.shape]
-            problems = [Problem("", f"{type(error).__name__}: {error}")]
-            raise UnsupportedError(f"A step of {kind} fails in eager for a parameter of sizes {sizes}.", problems) from error
+        _step(asked, optimizer, parameter.shape)
         return changed, {name: value for name, value in optimizer.state[changed].items() if value is not None}
 
     with _Created() as created:
@@ -121,6 +116,49 @@ def first_step(asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> 
         [Problem(name, "holds other values before the first step than one number or the parameter") for name in state],
         hint="Create the state of a parameter with one value in all its elements (torch.zeros_like), or as its copy.",
     )
+
+
+def check_alone(asked: AskedOptimizer, group: Group, parameter: torch.Tensor) -> None:
+    """Check that steps compute each parameter from the parameter, its gradient and its state alone.
+
+    Two steps of two parameters are compared with steps of each by an optimizer of its own, to which only the state passes on.
+
+    Raises:
+        UnsupportedError: they do not.
+    """
+    options = group.traced({"lr": _UNLIKE} if "lr" in group.numbers else {})
+    sizes = [min(size, _SMALL) for size in parameter.shape]
+    begun, *gradients = ([torch.randn(sizes, dtype=parameter.dtype) for _ in range(2)] for _ in range(3))
+    both = [x.clone() for x in begun]
+    together = asked.fresh(options, both)
+    together.state.update({x: _ready(asked, group, options, x).state[x] for x in both} if asked.constructs else {})
+    for values in gradients:
+        for x, value in zip(both, values, strict=True):
+            x.grad = value.clone()
+        _step(asked, together, sizes)
+    for i, x in enumerate(begun):
+        state = None
+        for values in gradients:
+            alone = _ready(asked, group, options, x)
+            if state is not None:
+                alone.state[x] = state
+            x.grad = values[i].clone()
+            _step(asked, alone, sizes)
+            state = alone.state[x]
+        if not _same(x, both[i]):
+            raise UnsupportedError(
+                f"A step of {type(asked.optimizer).__name__} computes a parameter from more than its gradient and its state.",
+                hint="The step of a bundle knows no other parameters, and nothing that it changes elsewhere, and draws nothing.",
+            )
+
+
+def _step(asked: AskedOptimizer, optimizer: torch.optim.Optimizer, sizes: Sequence[int]) -> None:
+    try:
+        step(optimizer)
+    except Exception as error:
+        problems = [Problem("", f"{type(error).__name__}: {error}")]
+        name = type(asked.optimizer).__name__
+        raise UnsupportedError(f"A step of {name} fails in eager for a parameter of sizes {[*sizes]}.", problems) from error
 
 
 def takes_sparse(asked: AskedOptimizer, group: Group, dtype: torch.dtype) -> schema.Sparse:

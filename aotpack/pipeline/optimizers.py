@@ -21,7 +21,7 @@ from ..capture.inputs.dynamic_shapes import resolve as resolve_shapes
 from ..capture.inputs.synthetic_bases import Arrangement
 from ..graph.literals import literal_argument
 from ..optimizer.asked import AskedOptimizer, Group
-from ..optimizer.first_steps import FirstStep, first_step, is_elementwise, takes_sparse
+from ..optimizer.first_steps import FirstStep, check_alone, first_step, is_elementwise, takes_sparse
 from ..optimizer.update import Update
 from .context import BuildContext
 from .options import MethodPlan
@@ -135,6 +135,7 @@ class _Tracer:
 
     def _traced(self, name: str, asked: AskedOptimizer, group: Group, parameter: torch.Tensor, *, flat: bool) -> _Kind:
         like = torch.zeros(_FLAT, dtype=parameter.dtype) if flat else parameter.detach().clone()
+        check_alone(asked, group, like)
         start = first_step(asked, group, like)
         try:
             return self._with_step(name, asked, group, like, start, flat=flat, capturable=False)
