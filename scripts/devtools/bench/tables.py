@@ -105,8 +105,8 @@ def optimizer(result: Mapping[str, Any]) -> str:
 
 def first_update(result: Mapping[str, Any]) -> str:
     figures = {"with `import torch`": "t_from_spawn_to_first_step", "without": "t_from_import_to_first_step"}
-    kinds = ("eager", "compile", "bundle")
-    head = ["", *(f"{title}, {KINDS.get(kind, kind)}" for title in figures for kind in kinds)]
+    kinds = {"eager": "eager", "compile": "`torch.compile`", "bundle": "bundle, cpu"}
+    head = ["", *(f"{title}, {kind}" for title in figures for kind in kinds.values())]
     head += ["bundle / eager, with", "bundle / warm `torch.compile`, without"]
     rows = []
     for name, found in result["seconds"].items():
