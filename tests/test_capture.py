@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Normal
 
 import aotpack
+from aotpack._torch.api.functional_call import functional_call
 from aotpack_loader import load
 from aotpack_loader.errors import BuildError, CaptureError
 
@@ -159,3 +161,26 @@ def test_a_function_without_inputs_builds_in_silence(tmp_path: Path, capfd: pyte
 
 def _drawn() -> Tensor:
     return torch.empty(3).exponential_(2.0)
+
+
+class Twice(nn.Module):
+    """A module with two names, which fails at a negative number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Linear(3, 3)
+        self.scales = nn.ModuleDict({"x": self.scale})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.min() < 0:
+            raise ValueError("a negative number")
+        return self.scales["x"](self.scale(x))
+
+
+@pytest.mark.parametrize("x", [torch.ones(2, 3), -torch.ones(2, 3)])
+def test_a_module_with_two_names_has_its_own_weights_after_a_call_with_others(x: torch.Tensor) -> None:
+    model = Twice()
+    weight, zeros = model.scale.weight, {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    with contextlib.suppress(ValueError):
+        assert torch.equal(functional_call(model, zeros, (x,), {}), torch.zeros(2, 3))
+    assert model.scale.weight is weight

@@ -20,6 +20,7 @@ from aotpack_loader.format import schema
 
 from .. import partition
 from .._torch.api import fake_tensors
+from .._torch.api.functional_call import functional_call
 from .._torch.api.random_operators import is_random
 from ..capture.inputs.dynamic_shapes import DynamicShapes
 from ..capture.returned import result_leaves
@@ -76,7 +77,7 @@ class Gradients(torch.nn.Module):
         parameters = dict(self._model.named_parameters(remove_duplicate=False))
         buffers = dict(self._model.named_buffers(remove_duplicate=False))
         copies = {name: buffers[name].clone() for name in self._overwritten}
-        result = torch.func.functional_call(self._model, copies, args, kwargs) if copies else self._model(*args, **kwargs)
+        result = functional_call(self._model, copies, args, kwargs) if copies else self._model(*args, **kwargs)
         results = result_leaves(result)
         wanted = [leaves[p.leaf] if isinstance(p, schema.InputPrimal) else parameters[p.name] for p in self._wanted]
         outputs = [results[i] for i in self._results]

@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from ... import origin
 from ..api.constants import KnownConstants
 from ..api.fake_tensors import blank_like
+from ..api.functional_call import functional_call
 from ..api.own_gradients import refused_accumulation
 from ..api.patching import hooked
 from ..api.writes import operator_of, written
@@ -187,7 +188,7 @@ def _run(
                 stack.enter_context(undefined.watched())
                 stack.enter_context(refused_accumulation())
                 stack.enter_context(watched)  # entered last, so called first: it inspects the caller's frame
-            result = torch.func.functional_call(model, state, args, kwargs)
+            result = functional_call(model, state, args, kwargs)
         if strict and watched.made_to_require:
             raise SetsRequiresGradError(frozenset(watched.made_to_require))
         watched.check_results(result)

@@ -12,6 +12,7 @@ import torch.utils._pytree as pytree
 
 from aotpack_loader.errors import BuildError, CaptureError, Problem
 
+from ..._torch.api.functional_call import functional_call
 from .. import source_lines
 from . import repeat
 
@@ -40,7 +41,7 @@ def _call_on_copies(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[
     args, kwargs = pytree.tree_map_only(torch.Tensor, _copy_of, (args, kwargs))
     leaves = [x for x in pytree.tree_leaves((state, args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
     with torch.random.fork_rng(devices=[]):
-        return torch.func.functional_call(model, state, args, kwargs), leaves
+        return functional_call(model, state, args, kwargs), leaves
 
 
 def explained(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], refusal: CaptureError) -> CaptureError:
