@@ -51,10 +51,20 @@ def without_second_trace(restrided_inputs: Collection[int], rules: Mapping[Any, 
         decompositions = {**adapted(decompositions), **rules}
         copy = copied(module, decompositions, restrided_inputs) if can_be_copied(module) else None
         if copy is None:
+            _forget_sizes_of_slices(module.graph)
             return trace(module, inputs, decompositions=decompositions, **options)
         return copy, _Signature([node.name for node in copy.graph.find_nodes(op="placeholder")])
 
     return hooked("inductor-second-trace", compile_fx, "aot_export_module", export)
+
+
+def _forget_sizes_of_slices(graph: Graph) -> None:
+    """Let slices that depend on data have other sizes in a second trace, such as ``Min(5, u0)`` for ``u1``.
+
+    More is known of ``u0`` then. Torch expects a symbol wherever the first trace made one.
+    """
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor):
+        node.meta.pop("unbacked_bindings", None)
 
 
 class _NotPlainError(Exception):

@@ -72,6 +72,15 @@ def written_from(cache: Tensor, new: Tensor, i: Tensor) -> Tensor:
     return (cache[:, : i + 1] * 3).sum(1)
 
 
+def written_to_slices(x: Tensor, i: Tensor) -> Tensor:
+    """Rows before and from a position are written to, and what was written is computed with."""
+    y, k = x * 2, i.item()
+    y[:k] = y[:k].exp()
+    y[k : k + 1] *= 3
+    y[:, : i + 1] += x[:, 0:1]
+    return y.sin()
+
+
 def unique(i: Tensor) -> Tensor:
     return torch.unique(i)
 
@@ -157,6 +166,17 @@ CASES: list[Case] = [
             const(torch.tensor(1)),
             calls=(INFER,),
             targets=(target,),
+        )
+        for target in ("portable", "cpu")
+    ),
+    *(
+        case(
+            f"shapes: unbacked, rows written to in training, {target}",
+            written_to_slices,
+            t(5, 4),
+            const(torch.tensor(2)),
+            targets=(target,),
+            calls=(TRAIN, *(at(t(5, 4), const(torch.tensor(position))) for position in (1, 4, 0, -2))),
         )
         for target in ("portable", "cpu")
     ),
