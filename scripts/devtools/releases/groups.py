@@ -120,7 +120,7 @@ GROUPS = (
         _files(
             "assigned_state backward_writes build branches capture checkpoints gpus methods optimizers overlaps packed"
             " process_copy random recompute refusals regional rolled_loops size_caches sizes_of_one threads"
-            " unchanged vmapped_sizes"
+            " unchanged vmapped_sizes whole_numbers"
         ),
         code="portable",
     ),
