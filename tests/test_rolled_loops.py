@@ -19,6 +19,7 @@ import aotpack_loader
 from aotpack.capture.loops.carries import copy_captured_carries
 from aotpack.capture.loops.rolled import roll
 from aotpack_loader.archive.bundle import Bundle
+from aotpack_loader.errors import BuildError
 
 LONG = 16
 TIME = Dim("time", min=2, max=64)
@@ -145,8 +146,29 @@ def detached(m: Any, x: Tensor) -> Any:
     return h, mean
 
 
+def split_rows(m: Any, x: Tensor) -> Any:
+    """As pytorch/examples' time_sequence_prediction: several states, each of zeros."""
+    h, c, k, d = (torch.zeros(x.shape[0], 4) for _ in range(4))
+    out = []
+    for row in x.split(1, dim=1):
+        h, c = m.cell(row.squeeze(1), (h, c))
+        k, d = m.cell(h, (k, d))
+        out.append(k)
+    return torch.stack(out, 1)
+
+
+def iterated(m: Any, x: Tensor) -> Any:
+    h, out = x.new_zeros(x.shape[0], 4), []
+    for _, row in enumerate(x.transpose(0, 1)):
+        h = m.gru(row, h)
+        out.append(h)
+    return torch.stack(out, 1)
+
+
 VARY = (
     stacked,
+    split_rows,
+    iterated,
     only_the_last,
     backwards,
     both_ways,
@@ -161,6 +183,31 @@ VARY = (
     detached,
 )
 """Loops over a length that may vary."""
+
+
+def above_a_length(m: Any, x: Tensor) -> Any:
+    y = no_state(m, x)
+    return y * 2 if x.shape[1] > 50 else y
+
+
+def fewer_of_many(m: Any, x: Tensor) -> Any:
+    return no_state(m, x).topk(max(1, x.shape[1] // 10), dim=1)[0]
+
+
+def below_a_length(m: Any, x: Tensor) -> Any:
+    y = no_state(m, x)
+    return y[:, 2:] if x.shape[1] > 3 else y
+
+
+def detached_at_times(m: Any, x: Tensor) -> Any:
+    h = x.new_zeros(x.shape[0], 4)
+    for t in range(x.shape[1]):
+        h = m.gru(x[:, t], h.detach() if t % 20 == 0 else h)
+    return h
+
+
+OTHERWISE = (above_a_length, fewer_of_many, below_a_length, detached_at_times)
+"""Loops of models that use the length in another way, too. The graphs of two near lengths are equal."""
 
 
 def euler(m: Any, x: Tensor) -> Any:
@@ -318,6 +365,33 @@ def test_batch_and_length_vary_in_native_code(tmp_path: Path) -> None:
     sizes = {"x": {0: Dim("batch", min=1, max=64), 1: TIME}}
     model, loaded, _ = built(stacked, torch.randn(3, 7, 4), tmp_path / "m.aotpack", dynamic_shapes=sizes, targets=("cpu",))
     for batch, length in ((3, 7), (5, 30), (1, 2)):
+        x = torch.randn(batch, length, 4)
+        for mine, eager in zip(outcome(loaded, x), outcome(model, x), strict=True):
+            torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("walk", OTHERWISE, ids=lambda f: f.__name__)
+def test_a_length_that_is_used_otherwise_is_refused(walk: Any, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="the model fixes it at 7"):
+        built(walk, torch.randn(3, 7, 4), tmp_path / "m.aotpack", dynamic_shapes={"x": {1: TIME}})
+
+
+def scores(m: Any, x: Tensor) -> Any:
+    """The backward needs the batch's size: of a batched product, and of what ``gather`` reads."""
+    h, out = x[:, 0], []
+    for t in range(1, x.shape[1]):
+        best = h.argmax(1, keepdim=True)
+        h = torch.logsumexp(h.unsqueeze(2) + m.head.weight + x[:, t].unsqueeze(1), 1)
+        out.append(h.gather(1, best).squeeze(1) + (x @ h.unsqueeze(2)).sum((1, 2)))
+    return torch.stack(out, 1)
+
+
+def test_the_backward_of_a_loop_needs_a_size_that_varies(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"x": {0: Dim("batch", min=2, max=64), 1: TIME}}
+    model, loaded, scans = built(scores, torch.randn(3, 7, 4), tmp_path / "m.aotpack", dynamic_shapes=sizes)
+    assert scans == 1
+    for batch, length in ((3, 7), (5, 30), (2, 2)):
         x = torch.randn(batch, length, 4)
         for mine, eager in zip(outcome(loaded, x), outcome(model, x), strict=True):
             torch.testing.assert_close(mine, eager, rtol=1e-4, atol=1e-5)

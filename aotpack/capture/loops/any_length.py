@@ -3,6 +3,9 @@
 Dynamo unrolls ``for t in range(x.shape[1])``, which fixes the length. Here the model is captured at two lengths, and its
 loops are rolled (:mod:`.rolled`). If both captures are then one graph, it holds for any length. Both lengths are
 small, so that the time of a build does not depend on the length of the example.
+
+A model may use the length in other ways, too: ``if x.shape[1] > 50``, ``k = max(1, x.shape[1] // 8)``. Two small lengths do
+not show that. So the model and the graph run at lengths of the whole range, and must give the same results.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from torch.fx.node import map_arg
 
 from ..._torch.api import fake_tensors
 from ..._torch.tracing import dynamo
+from ..dry_run.outcomes import same_outcomes
 from ..front_end_input import FrontEndInput
 from ..inputs.dynamic_shapes import DynamicShapes
 from .nodes import frozen
@@ -25,6 +29,8 @@ from .rolled import count_from_ends, roll
 
 _LENGTH: Final = 6
 _LEAST: Final = 3
+_LONGEST: Final = 2048
+"""The longest length at which the graph is compared with the model, whatever the user allows."""
 
 _Group = dict[tuple[int, int], int]
 """Sizes that are one in dynamic_shapes: the number of an argument's leaf and the dimension, with the example's size."""
@@ -57,7 +63,31 @@ def _captured(source: FrontEndInput, groups: Sequence[_Group]) -> GraphModule | 
             return None
         count_from_ends(graph.graph)
         graphs.append(graph)
-    return graphs[0] if _shape(graphs[0]) == _shape(graphs[1]) else None
+    agree = _shape(graphs[0]) == _shape(graphs[1]) and _agrees(source, groups, graphs[0])
+    return graphs[0] if agree else None
+
+
+def _agrees(source: FrontEndInput, groups: Sequence[_Group], graph: GraphModule) -> bool:
+    """Whether the graph does at other lengths what the model does: small ones, then up to the longest, with gradients."""
+    ranges = [_range(source.shapes, group) for group in groups]
+    least, longest = min(low for low, _ in ranges), max(high for _, high in ranges)
+    tried = [*range(least, min(least + _LENGTH, longest))]
+    while tried and (further := tried[-1] * 5 // 4 + 1) < longest:
+        tried.append(further)
+    for i, length in enumerate([*tried, longest]):
+        lengths = [min(max(low, length + i % 2 * number), high) for number, (low, high) in enumerate(ranges)]
+        chosen = {place: (n, size) for n, group in zip(lengths, groups, strict=True) for place, size in group.items()}
+        args, kwargs = _resized(source, chosen)
+        if not same_outcomes(source.model, graph, args, kwargs, gradients=source.grad and length == longest):
+            return False
+    return True
+
+
+def _range(shapes: DynamicShapes, group: _Group) -> tuple[int, int]:
+    """The shortest length that the user allows, and the longest one to try. Sizes 0 and 1 have checks of their own."""
+    bounds = [shapes.dims[number][dim] for number, dim in group]
+    low = max(1, *(2 if each.minimum is None else each.minimum for each in bounds))
+    return low, max(low, min([_LONGEST, *(each.maximum for each in bounds if each.maximum is not None)]))
 
 
 def _groups(source: FrontEndInput) -> list[_Group]:

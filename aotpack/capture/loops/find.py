@@ -205,6 +205,8 @@ def _can_roll(loop: Loop) -> bool:
     body = [loop.at(0, number) for number in range(loop.period)]
     if all(node.target in _READS or row_of(node) is not None for node in body):
         return False
+    if not loop.each(Carried) and not loop.each(Rows):  # several calls that are alike, such as zeros for each state
+        return False
     own = {memory(loop.at(k, number)) for k in range(loop.count) for number in range(loop.period)}
     outside = {memory(found.first) for found in loop.each(Carried)} | {memory(found.node) for found in loop.each(Same)}
     outside |= {memory(found.source) for found in loop.each(Rows)}

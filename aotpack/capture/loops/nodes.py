@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 JOINS: Final = (torch.stack, torch.cat, torch.concat, torch.concatenate)
+_SPLITS: Final = (torch.split, torch.chunk, "split", "chunk")
 
 
 class Row(NamedTuple):
@@ -60,7 +61,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def row_of(node: Node) -> Row | None:
-    """``node`` as a row of a tensor: ``x[:, t]``, ``x[:, t : t + 1]``, ``x.select(1, t)``, or an element of ``x.unbind(1)``."""
+    """``node`` as a row of a tensor: ``x[:, t]``, ``x[:, t : t + 1]``, ``x.select(1, t)``, an element of ``x.unbind(1)``, or one
+    of ``x.split(1, 1)``.
+    """
     if node.target in (torch.select, "select") and not node.kwargs and len(node.args) == 3:
         return _checked_row(node.args[0], node.args[1], node.args[2], keeps=False)
     if node.target is not operator.getitem:
@@ -68,9 +71,18 @@ def row_of(node: Node) -> Row | None:
     source, index = node.args
     if not isinstance(source, Node):
         return None
-    if isinstance(index, int) and source.target in (torch.unbind, "unbind") and not isinstance(value_of(source), torch.Tensor):
-        return _checked_row(source.args[0], (*source.args[1:], source.kwargs.get("dim", 0))[0], index, keeps=False)
+    if isinstance(index, int) and is_divided(source):
+        keeps = source.target in _SPLITS
+        tensor, *numbers = source.args
+        row = _checked_row(tensor, source.kwargs.get("dim", (*numbers[keeps:], 0)[0]), index, keeps=keeps)
+        in_rows = row is not None and (not keeps or all(part.shape[row.dim] == 1 for part in value_of(source)))
+        return row if in_rows else None
     return _indexed(source, index)
+
+
+def is_divided(node: Node) -> bool:
+    """Whether a node is a tuple of all parts of a tensor along a dimension."""
+    return node.target in (*_SPLITS, torch.unbind, "unbind") and isinstance(value_of(node), (tuple, list))
 
 
 def written_row(node: Node) -> Row | None:

@@ -24,7 +24,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from .find import Carried, Inner, Loop, Operand, Place, Rows, Same, find_loop, repeats
-from .nodes import JOINS, row_of, value_of
+from .nodes import JOINS, is_divided, row_of, value_of
 
 LEAST: Final = 48
 """Fewer iterations of a fixed number stay as they are. One after the other they run faster: 24 GRU cells take 0.59 of
@@ -45,7 +45,7 @@ def roll(module: GraphModule, least: int) -> int:
         _Scan(module, loop).replace(f"rolled_loop_{count}")
         count += 1
     for node in reversed(module.graph.nodes):
-        if not node.users and (_is_item(node) or node.target in (torch.unbind, "unbind")):  # unbind would fix the length
+        if not node.users and (_is_item(node) or is_divided(node) or row_of(node) is not None):  # these would fix the length
             module.graph.erase_node(node)
     if count:
         module.graph.lint()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,16 +18,17 @@ _SCANS = importlib.import_module("torch._higher_order_ops.scan")  # its package 
 
 @contextlib.contextmanager
 def make_scans_traceable() -> Iterator[None]:
-    """Make scans traceable whose backward needs a result of the step.
+    """Make scans traceable whose backward needs a result of the step, or a size that varies.
 
-    Torch returns such a result twice, and then rejects the alias that it made itself. It also keeps a
-    copy of each transposed weight for every step.
+    Torch returns such a result twice, and then rejects the alias that it made itself. It stacks a size as if it were a
+    tensor. It also keeps a copy of each transposed weight for every step.
     """
     implementation: Any = _SCANS.ScanAutogradImpl
     original: Callable[[Any], None] = implementation._optimize_forward_intermediates
 
     def optimized(self: Any) -> None:
         _save_operands_themselves(self)
+        _read_sizes_of_tensors(self)
         original(self)
         forward = self.hop_partitioned_graph.fw_gm
         output = forward.graph.output_node()
@@ -67,6 +68,37 @@ def _save_operands_themselves(scan: Any) -> None:
     output.args = (tuple(results),)
     parts.fw_gm.recompile()
     parts.bw_gm.recompile()
+
+
+def _read_sizes_of_tensors(scan: Any) -> None:
+    """Let the backward read a size from a tensor that it is given, in place of a number that each step returns."""
+    parts = scan.hop_partitioned_graph
+    output, graph = parts.fw_gm.graph.output_node(), parts.bw_gm.graph
+    results, operands = output.args[0], graph.find_nodes(op="placeholder")
+    kept = list(results[: parts.n_fw_outputs])
+    for result, operand in zip(results[parts.n_fw_outputs :], operands, strict=False):
+        places = [(x, dim) for x in operands for dim, size in enumerate(_shape(x)) if _is_same(size, operand.meta["val"])]
+        if result.op == "placeholder" or not places:
+            kept.append(result)
+            continue
+        with graph.inserting_before(operands[-1].next):
+            size = graph.call_function(torch.ops.aten.sym_size.int, places[0])
+        size.meta["val"] = operand.meta["val"]
+        operand.replace_all_uses_with(size)
+        graph.erase_node(operand)
+    output.args, parts.n_intermediates = (tuple(kept),), len(kept) - parts.n_fw_outputs
+    parts.fw_gm.recompile()
+    parts.bw_gm.recompile()
+
+
+def _shape(node: torch.fx.Node) -> Sequence[Any]:
+    value = node.meta["val"]
+    return value.shape if isinstance(value, torch.Tensor) else ()
+
+
+def _is_same(size: Any, number: Any) -> bool:
+    """Whether a size of a tensor and a number are one symbol."""
+    return isinstance(size, torch.SymInt) and isinstance(number, torch.SymInt) and bool(size.node.expr == number.node.expr)
 
 
 def _source_of_copies(node: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx.Node]]:

@@ -158,7 +158,7 @@ FIXES = (
     _aot(
         id="aot-scan-returns-a-result-twice",
         severity="refuses",
-        summary="A scan whose backward needs a result of the step returns it twice, and is refused for its own alias.",
+        summary="A scan whose backward needs a result of the step, or a size that varies, is refused.",
         upstream="pytorch#195977",
         apply="fixes.aot_autograd.scans:make_scans_traceable",
         patches=("torch._higher_order_ops.scan.ScanAutogradImpl._optimize_forward_intermediates",),
