@@ -214,6 +214,19 @@ def test_linspace_of_a_size_that_varies(tmp_path: Path) -> None:
         torch.testing.assert_close(loaded(x), model(x), rtol=1e-6, atol=1e-6)
 
 
+def test_frequencies_of_a_size_that_varies(tmp_path: Path) -> None:
+    def model(x: Tensor) -> Tensor:
+        n = x.shape[0]
+        return x * torch.fft.fftfreq(n) + torch.fft.rfftfreq(2 * n, d=0.5)[1:] + torch.fft.fftfreq(n, 1 / 3, dtype=torch.float64)
+
+    sizes = {"x": {0: Dim("rows", min=1, max=99)}}
+    aotpack.build(model, (torch.randn(5),), out=tmp_path / "m", targets=("portable",), dynamic_shapes=sizes)
+    loaded = aotpack_loader.load(tmp_path / "m")
+    for rows in (1, 2, 5, 8, 99):
+        x = torch.randn(rows)
+        torch.testing.assert_close(loaded(x), model(x), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_windows_of_a_size_that_varies(tmp_path: Path, dtype: torch.dtype) -> None:
     def model(x: Tensor) -> tuple[Tensor, ...]:

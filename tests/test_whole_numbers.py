@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import aotpack
-from aotpack_loader.errors import CaptureError
+from aotpack_loader.errors import BuildError, CaptureError
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -68,6 +68,27 @@ def test_sizes_vary(function: Function, expected: Function, tmp_path: Path) -> N
         torch.testing.assert_close(result, expected(x))
         result.square().sum().backward()
         torch.testing.assert_close(loaded.weight.grad, 2 * expected(x).square().sum(0))
+
+
+def compared(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if f"{x.shape[0]}" == "5" else x
+
+
+def chosen(x: torch.Tensor) -> torch.Tensor:
+    return x * {"n3": 2.0, "n5": 3.0}.get("n" + str(x.shape[0]), 1.0)
+
+
+def named(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {f"rows{x.shape[0] + 1}": x}
+
+
+@pytest.mark.parametrize("function", [compared, chosen, named, lambda x: compared(own_gradient(x))])
+def test_a_size_that_becomes_text_is_refused(function: Callable[..., object], tmp_path: Path) -> None:
+    """Torch's text of a size is its symbol's name, which equals no number."""
+    sizes = {"x": {0: torch.export.Dim("rows", min=2, max=64)}}
+    x = torch.randn(4, 3, requires_grad=True)
+    with pytest.raises(BuildError, match=r"the model fixes it at 4 \[at .*x\.shape\[0\]"):
+        aotpack.build(function, (x,), out=tmp_path / "m", targets=("portable",), dynamic_shapes=sizes, check=False)
 
 
 class Repeats(nn.Module):

@@ -34,6 +34,7 @@ from .._torch.api.packed import packed_sequences
 from .._torch.api.random_operators import draws_in_subgraphs
 from .._torch.api.scalar_indices import ScalarIndices
 from .._torch.api.shape_env import fixed_sources, recorded_guards
+from .._torch.api.size_texts import texts_of_numbers
 from .._torch.tracing import aot_autograd, fake_run
 from .._torch.tracing.decompose import decomposed_as_eager
 from .._torch.tracing.eager_kernels import kept_above_autograd
@@ -239,6 +240,7 @@ def _traced(model: torch.nn.Module, *, training: bool, exact_random: bool) -> It
         AssertedArguments(),
         ScalarIndices(),
         VaryingFactories(),
+        texts_of_numbers(),
         DiagonalFills(),
         asserted_distributions(),
         unknown_masks_kept(),

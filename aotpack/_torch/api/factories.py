@@ -1,4 +1,4 @@
-"""Traces functions of torch that make sizes which vary constant: ranges, windows, triangles, tensors of sizes,
+"""Traces functions of torch that make sizes which vary constant: ranges, windows, frequencies, triangles, tensors of sizes,
 ``pad_sequence``.
 """
 
@@ -61,13 +61,15 @@ def _pad_sequence(
 
 
 def _rule(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Callable[..., torch.Tensor] | None:
-    """What computes a range or a window of a length that varies; None: the call is none."""
+    """What computes a range, a window or frequencies of a length that varies; None: the call is none."""
     if function in _RANGES and _varies(function, *args, **named):
         return _RANGES[function]
     if function in _TRIANGLES and _is_square(*args, **named):
         return _TRIANGLES[function]
     if function in _WINDOWS and _is_exact(named) and not has_static_value(args[0] if args else named["window_length"]):
         return partial(_window, _WINDOWS[function])
+    if function in _FREQUENCIES and _is_exact(named) and not has_static_value(args[0] if args else named["n"]):
+        return _FREQUENCIES[function]
     return None
 
 
@@ -152,6 +154,23 @@ def _logspace(
 
 
 _RANGES: Final[Mapping[Any, Callable[..., torch.Tensor]]] = {torch.linspace: _linspace, torch.logspace: _logspace}
+
+
+def _fftfreq(n: Any, d: float = 1.0, *, dtype: Any = None, device: Any = None, **layout: Any) -> torch.Tensor:
+    index = torch.arange(n, dtype=dtype or torch.get_default_dtype(), device=device)
+    step: float = 1.0 / (n * d)
+    return torch.where(index < (n + 1) // 2, index, index - n) * step
+
+
+def _rfftfreq(n: Any, d: float = 1.0, *, dtype: Any = None, device: Any = None, **layout: Any) -> torch.Tensor:
+    step: float = 1.0 / (n * d)
+    return torch.arange(n // 2 + 1, dtype=dtype or torch.get_default_dtype(), device=device) * step
+
+
+_FREQUENCIES: Final[Mapping[Any, Callable[..., torch.Tensor]]] = {
+    torch.fft.fftfreq: _fftfreq,
+    torch.fft.rfftfreq: _rfftfreq,
+}
 
 
 def _window(

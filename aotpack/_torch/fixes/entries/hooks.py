@@ -228,6 +228,13 @@ HOOKS = (
         patches=("torch.SymBool.__bool__", "torch.SymFloat.__bool__"),
     ),
     Hook(
+        id="shapes-texts",
+        component="symbolic_shapes",
+        summary="Makes a size constant of which the model makes text.",
+        module="api.size_texts",
+        patches=("torch.SymInt.__repr__", "torch.SymFloat.__repr__", "torch.SymBool.__repr__"),
+    ),
+    Hook(
         id="shapes-fixed-sizes",
         component="symbolic_shapes",
         summary="Notes the line of the model that makes a size constant.",
