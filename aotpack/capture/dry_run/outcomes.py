@@ -8,6 +8,8 @@ from typing import Any, Final
 import torch
 import torch.utils._pytree as pytree
 
+from ..._torch.api.functional_call import functional_call
+
 _TOLERANCE: Final = 1e-3
 
 
@@ -38,7 +40,7 @@ def _outcome(
     found: dict[Hashable, Any] = {}
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(gradients):
         torch.manual_seed(0)
-        results = pytree.tree_leaves(torch.func.functional_call(program, copies, args, kwargs))
+        results = pytree.tree_leaves(functional_call(program, copies, args, kwargs))
         found |= {("result", i): value for i, value in enumerate(results)}
         leaves = {("argument", i): value for i, value in enumerate(pytree.tree_leaves((args, kwargs)))}
         leaves |= {("state", id(tensor)): copies[name] for name, tensor in state}
