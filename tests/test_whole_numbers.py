@@ -51,8 +51,16 @@ class Model(nn.Module):
         return self.function(x) * self.weight
 
 
+def in_messages(x: torch.Tensor) -> torch.Tensor:
+    rows = x.shape[0]
+    torch._assert(rows > 0, f"no rows: {rows}")  # as timm checks sizes
+    print(f"sizes {x.shape}, {rows}")
+    return x * rows
+
+
 @pytest.mark.parametrize(
-    ("function", "expected"), [(of_int, of_int), (of_instance, of_instance), (of_type, lambda x: x * len(x))]
+    ("function", "expected"),
+    [(in_messages, lambda x: x * len(x)), (of_int, of_int), (of_instance, of_instance), (of_type, lambda x: x * len(x))],
 )
 def test_sizes_vary(function: Function, expected: Function, tmp_path: Path) -> None:
     rows = torch.export.Dim("rows", min=2, max=64)
