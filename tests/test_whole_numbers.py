@@ -99,6 +99,26 @@ def test_a_size_that_becomes_text_is_refused(function: Callable[..., object], tm
         aotpack.build(function, (x,), out=tmp_path / "m", targets=("portable",), dynamic_shapes=sizes, check=False)
 
 
+def test_images_are_cropped_to_the_smaller_of_two(tmp_path: Path) -> None:
+    """What is in doubt of the sizes, such as their order in memory, is not asked."""
+
+    def model(x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        width = min(x.shape[3], y.shape[3])
+        first, second = [t[..., (t.shape[3] - width) // 2 :][..., :width] for t in (x, y)]
+        return nn.functional.conv2d(first - second, weight)
+
+    sizes = {name: {3: torch.export.Dim(name, min=8, max=40)} for name in "xy"}
+    weight, path = torch.randn(2, 1, 3, 3, requires_grad=True), tmp_path / "m"
+    example = (torch.randn(2, 1, 9, 16), torch.randn(2, 1, 9, 20), weight)
+    aotpack.build(model, example, out=path, targets=("portable",), methods=("train",), dynamic_shapes=sizes | {"weight": None})
+    loaded = aotpack.load(path)
+    for one, other in ((8, 8), (9, 40), (40, 11)):
+        x, y = torch.randn(2, 1, 9, one), torch.randn(2, 1, 9, other)
+        torch.testing.assert_close(loaded(x, y, weight), model(x, y, weight))
+        results = [torch.autograd.grad(each(x, y, weight).square().sum(), weight) for each in (loaded, model)]
+        torch.testing.assert_close(*results)
+
+
 class Repeats(nn.Module):
     def __init__(self) -> None:
         super().__init__()

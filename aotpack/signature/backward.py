@@ -15,7 +15,7 @@ from aotpack_loader.format import schema
 from .. import partition
 from .._torch.api import fake_tensors
 from .._torch.api.nodes import without_views
-from .._torch.api.torch_types import StorageWeakRef, desc
+from .._torch.api.torch_types import StorageWeakRef, desc, in_format
 from ..graph import source_line, tensor_value, views
 from ..graph.expressions import size_expression
 from . import subclass_leaves
@@ -314,8 +314,10 @@ def _depends(partitioned: PartitionedMethod, backward: GraphModule, gradients: S
 
 
 def _memory_format(value: torch.Tensor) -> Any:
-    if value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous():
+    if in_format(value, torch.contiguous_format):
+        return "contiguous_format"
+    if in_format(value, torch.channels_last):
         return "channels_last"
-    if value.dim() == 5 and value.is_contiguous(memory_format=torch.channels_last_3d) and not value.is_contiguous():
+    if in_format(value, torch.channels_last_3d):
         return "channels_last_3d"
     return "contiguous_format"
