@@ -133,3 +133,18 @@ class Repeats(nn.Module):
 def test_a_range_of_a_tensor_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"Python computes with a number read from a tensor.*range\(int\(count\)\)"):
         aotpack.build(Repeats(), (torch.randn(2, 3), torch.tensor(3)), out=tmp_path / "m", targets=("portable",))
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleDict({"two": nn.Linear(3, 3)})
+
+    def forward(self, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        print(f"{count.item()} heads")
+        return x * 2 if f"{count.item()}" == "3" else self.heads["two"](x)
+
+
+def test_text_of_a_number_in_a_tensor_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r'Python computes with a number read from a tensor.*f"{count.item\(\)}" == "3"'):
+        aotpack.build(Named(), (torch.randn(2, 3), torch.tensor(3)), out=tmp_path / "m", targets=("portable",))

@@ -1,8 +1,8 @@
 """Text that a model makes of a size that varies: ``f"head{x.shape[0]}"`` as a key, or compared with other text.
 
 Torch writes the name of the size's symbol, so ``f"{n}" == "5"`` is false at every size. Here the size becomes constant, as
-in Dynamo. Text of numbers that depend on data keeps their names: such text is mostly printed. So does the text of a
-message: an argument of ``print()``, of ``torch._assert()`` or of a logger.
+in Dynamo. A number that depends on data has no value, so its text is refused. The text of a message keeps the name: an
+argument of ``print()``, of ``torch._assert()`` or of a logger.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any, Final
 
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ... import origin
 from .patching import hooked
@@ -35,7 +34,7 @@ def texts_of_numbers() -> Iterator[None]:
 def _text(named: Callable[[Any], str], value: Callable[[Any], Any]) -> Callable[[Any], str]:
     def text(symbol: Any) -> str:
         caller = sys._getframe(2)  # of the hook
-        fixes = origin.is_model(caller.f_code.co_filename) and not free_unbacked_symbols(symbol) and not _is_message(caller)
+        fixes = origin.is_model(caller.f_code.co_filename) and not _is_message(caller)
         return str(value(symbol)) if fixes else named(symbol)
 
     return text
