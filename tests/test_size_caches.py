@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -201,17 +202,22 @@ def test_triangles_of_a_size_that_varies(tmp_path: Path) -> None:
         aotpack.build(above, (torch.randn(5),), out=tmp_path / "m2", targets=("portable",), dynamic_shapes=sizes)
 
 
+def check_rows(model: Callable[[Tensor], Tensor], most: int, tmp_path: Path) -> None:
+    """Compare a bundle of ``model`` with eager at 1 to ``most`` rows."""
+    sizes = {"x": {0: Dim("rows", min=1, max=most)}}
+    aotpack.build(model, (torch.randn(5),), out=tmp_path / "m", targets=("portable",), dynamic_shapes=sizes)
+    loaded = aotpack_loader.load(tmp_path / "m")
+    for rows in (1, 2, 5, 8, most):
+        x = torch.randn(rows)
+        torch.testing.assert_close(loaded(x), model(x), rtol=1e-6, atol=1e-6)
+
+
 def test_linspace_of_a_size_that_varies(tmp_path: Path) -> None:
     def model(x: Tensor) -> Tensor:
         grid = torch.linspace(-1.5, 2, x.shape[0], dtype=torch.float64) + torch.linspace(0, x.shape[0] - 1, x.shape[0])
         return x * torch.linspace(1, 0, 2 * x.shape[0] + 1)[::2][1:] + grid + torch.linspace(3, 3, x.shape[0])
 
-    sizes = {"x": {0: Dim("rows", min=1, max=999)}}
-    aotpack.build(model, (torch.randn(5),), out=tmp_path / "m", targets=("portable",), dynamic_shapes=sizes)
-    loaded = aotpack_loader.load(tmp_path / "m")
-    for rows in (1, 2, 5, 8, 999):
-        x = torch.randn(rows)
-        torch.testing.assert_close(loaded(x), model(x), rtol=1e-6, atol=1e-6)
+    check_rows(model, 999, tmp_path)
 
 
 def test_frequencies_of_a_size_that_varies(tmp_path: Path) -> None:
@@ -219,12 +225,7 @@ def test_frequencies_of_a_size_that_varies(tmp_path: Path) -> None:
         n = x.shape[0]
         return x * torch.fft.fftfreq(n) + torch.fft.rfftfreq(2 * n, d=0.5)[1:] + torch.fft.fftfreq(n, 1 / 3, dtype=torch.float64)
 
-    sizes = {"x": {0: Dim("rows", min=1, max=99)}}
-    aotpack.build(model, (torch.randn(5),), out=tmp_path / "m", targets=("portable",), dynamic_shapes=sizes)
-    loaded = aotpack_loader.load(tmp_path / "m")
-    for rows in (1, 2, 5, 8, 99):
-        x = torch.randn(rows)
-        torch.testing.assert_close(loaded(x), model(x), rtol=1e-6, atol=1e-6)
+    check_rows(model, 99, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

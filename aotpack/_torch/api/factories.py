@@ -66,11 +66,16 @@ def _rule(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Calla
         return _RANGES[function]
     if function in _TRIANGLES and _is_square(*args, **named):
         return _TRIANGLES[function]
-    if function in _WINDOWS and _is_exact(named) and not has_static_value(args[0] if args else named["window_length"]):
+    if function in _WINDOWS and _has_varying_length(args, named, "window_length"):
         return partial(_window, _WINDOWS[function])
-    if function in _FREQUENCIES and _is_exact(named) and not has_static_value(args[0] if args else named["n"]):
+    if function in _FREQUENCIES and _has_varying_length(args, named, "n"):
         return _FREQUENCIES[function]
     return None
+
+
+def _has_varying_length(args: Sequence[Any], named: Mapping[str, Any], name: str) -> bool:
+    """Whether a call asks for exact numbers, and for a length (its first argument, or ``name``) that varies."""
+    return _is_exact(named) and not has_static_value(args[0] if args else named[name])
 
 
 def _is_square(row: Any, col: Any, offset: int = 0, **options: Any) -> bool:

@@ -37,8 +37,8 @@ def run_on_copies(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[st
 
 def _call_on_copies(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
     """Return the result, and the copies that require a gradient."""
-    state = {name: _copy_of(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    args, kwargs = pytree.tree_map_only(torch.Tensor, _copy_of, (args, kwargs))
+    state = {name: copy_of(tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    args, kwargs = pytree.tree_map_only(torch.Tensor, copy_of, (args, kwargs))
     leaves = [x for x in pytree.tree_leaves((state, args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
     with torch.random.fork_rng(devices=[]):
         return functional_call(model, state, args, kwargs), leaves
@@ -138,7 +138,7 @@ def _call_twice(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, tr
 
 
 def _call(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, grad: bool) -> None:
-    args, kwargs = pytree.tree_map_only(torch.Tensor, _copy_of, (args, kwargs))
+    args, kwargs = pytree.tree_map_only(torch.Tensor, copy_of, (args, kwargs))
     try:
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(grad):
             model(*args, **kwargs)
@@ -173,7 +173,7 @@ def _same(a: torch.Tensor, b: torch.Tensor | None) -> bool:
     return b is not None and a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
 
 
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that is a leaf where ``tensor`` is one: only other tensors may be written to."""
     leaf = tensor.detach().clone().requires_grad_(tensor.requires_grad)
     return leaf if tensor.is_leaf else leaf.clone()

@@ -9,6 +9,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from ..._torch.api.functional_call import functional_call
+from .eager import copy_of
 
 _TOLERANCE: Final = 1e-3
 
@@ -35,8 +36,8 @@ def _outcome(
 ) -> Mapping[Hashable, Any]:
     """What a call returns and leaves. The state is named by its tensors, because a graph has other names for it."""
     state = [*program.named_parameters(), *program.named_buffers()]
-    copies = {name: _copy_of(tensor) for name, tensor in state}
-    args, kwargs = pytree.tree_map_only(torch.Tensor, _copy_of, (args, kwargs))
+    copies = {name: copy_of(tensor) for name, tensor in state}
+    args, kwargs = pytree.tree_map_only(torch.Tensor, copy_of, (args, kwargs))
     found: dict[Hashable, Any] = {}
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(gradients):
         torch.manual_seed(0)
@@ -52,10 +53,6 @@ def _outcome(
             found |= {("gradient", key): value for key, value in zip(trained, given, strict=True) if value is not None}
         written = {key: x for key, x in leaves.items() if isinstance(x, torch.Tensor) and x._version}
     return found | {("written", key): x for key, x in written.items()}
-
-
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _equal(one: Any, other: Any) -> bool:
